@@ -1,0 +1,1 @@
+"""Direct links of the ring: an interface shaped by RDMA and the backends that offer it."""

@@ -1,0 +1,111 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PoolRef(_message.Message):
+    __slots__ = ("generation", "epoch")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    generation: str
+    epoch: int
+    def __init__(self, generation: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("pool", "worker_stamps", "num_blocks", "block_size_tokens", "namespace", "held", "committed", "committed_hashes")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_STAMPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_HASHES_FIELD_NUMBER: _ClassVar[int]
+    pool: PoolRef
+    worker_stamps: _containers.RepeatedScalarFieldContainer[str]
+    num_blocks: int
+    block_size_tokens: int
+    namespace: str
+    held: bytes
+    committed: bytes
+    committed_hashes: bytes
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., worker_stamps: _Optional[_Iterable[str]] = ..., num_blocks: _Optional[int] = ..., block_size_tokens: _Optional[int] = ..., namespace: _Optional[str] = ..., held: _Optional[bytes] = ..., committed: _Optional[bytes] = ..., committed_hashes: _Optional[bytes] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("kvstore_boot", "free", "cached")
+    KVSTORE_BOOT_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    kvstore_boot: str
+    free: int
+    cached: int
+    def __init__(self, kvstore_boot: _Optional[str] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
+
+class MatchRequest(_message.Message):
+    __slots__ = ("pool", "chains")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    pool: PoolRef
+    chains: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., chains: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class MatchReply(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ExchangeRequest(_message.Message):
+    __slots__ = ("pool", "commit_blocks", "commit_hashes", "commit_parents", "release_blocks", "lease_count")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_HASHES_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    pool: PoolRef
+    commit_blocks: bytes
+    commit_hashes: bytes
+    commit_parents: bytes
+    release_blocks: bytes
+    lease_count: int
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., commit_blocks: _Optional[bytes] = ..., commit_hashes: _Optional[bytes] = ..., commit_parents: _Optional[bytes] = ..., release_blocks: _Optional[bytes] = ..., lease_count: _Optional[int] = ...) -> None: ...
+
+class ExchangeReply(_message.Message):
+    __slots__ = ("leased_blocks", "free", "cached")
+    LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    leased_blocks: bytes
+    free: int
+    cached: int
+    def __init__(self, leased_blocks: _Optional[bytes] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: str
+    def __init__(self, generation: _Optional[str] = ...) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("total", "free", "leased", "cached", "hits", "misses", "evictions", "generations")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    leased: int
+    cached: int
+    hits: int
+    misses: int
+    evictions: int
+    generations: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., cached: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., evictions: _Optional[int] = ..., generations: _Optional[_Iterable[str]] = ...) -> None: ...

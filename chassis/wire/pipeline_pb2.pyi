@@ -1,0 +1,242 @@
+from chassis.wire import request_pb2 as _request_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Step(_message.Message):
+    __slots__ = ("epoch", "step", "trace_parent", "slots", "num_tokens", "starts", "flags", "output_index", "token_ids", "table_lens", "table", "fresh", "freed_slots", "timings")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_LENS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    FREED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    trace_parent: bytes
+    slots: bytes
+    num_tokens: bytes
+    starts: bytes
+    flags: bytes
+    output_index: bytes
+    token_ids: bytes
+    table_lens: bytes
+    table: bytes
+    fresh: _containers.RepeatedCompositeFieldContainer[SlotStart]
+    freed_slots: bytes
+    timings: _containers.RepeatedCompositeFieldContainer[StageTiming]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., trace_parent: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., starts: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., output_index: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., table_lens: _Optional[bytes] = ..., table: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ..., freed_slots: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ...) -> None: ...
+
+class SlotStart(_message.Message):
+    __slots__ = ("sampling", "seed")
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    sampling: _request_pb2.Sampling
+    seed: int
+    def __init__(self, sampling: _Optional[_Union[_request_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class StageTiming(_message.Message):
+    __slots__ = ("stage", "received_ns", "wait_ns", "compute_ns", "send_ns")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_NS_FIELD_NUMBER: _ClassVar[int]
+    SEND_NS_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    received_ns: int
+    wait_ns: int
+    compute_ns: int
+    send_ns: int
+    def __init__(self, stage: _Optional[int] = ..., received_ns: _Optional[int] = ..., wait_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., send_ns: _Optional[int] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("epoch", "step", "token_ids", "timings")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    token_ids: bytes
+    timings: _containers.RepeatedCompositeFieldContainer[StageTiming]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("epoch", "stage", "boot", "kind")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    stage: int
+    boot: str
+    kind: str
+    def __init__(self, epoch: _Optional[int] = ..., stage: _Optional[int] = ..., boot: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class FormRequest(_message.Message):
+    __slots__ = ("epoch", "batcher_boot", "model_digest", "stage", "num_stages", "first_layer", "end_layer", "next_address", "block_size_tokens", "slots_max", "step_tokens_max")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCHER_BOOT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    END_LAYER_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    batcher_boot: str
+    model_digest: str
+    stage: int
+    num_stages: int
+    first_layer: int
+    end_layer: int
+    next_address: str
+    block_size_tokens: int
+    slots_max: int
+    step_tokens_max: int
+    def __init__(self, epoch: _Optional[int] = ..., batcher_boot: _Optional[str] = ..., model_digest: _Optional[str] = ..., stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., next_address: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ...) -> None: ...
+
+class FormReply(_message.Message):
+    __slots__ = ("formed", "refusal", "last_epoch", "kv_stamp", "num_blocks", "error")
+    FORMED_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KV_STAMP_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    formed: bool
+    refusal: str
+    last_epoch: int
+    kv_stamp: str
+    num_blocks: int
+    error: str
+    def __init__(self, formed: _Optional[bool] = ..., refusal: _Optional[str] = ..., last_epoch: _Optional[int] = ..., kv_stamp: _Optional[str] = ..., num_blocks: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class WorkerEntry(_message.Message):
+    __slots__ = ("boot", "model", "model_digest", "rpc_address", "transport_address", "last_epoch", "free", "preferred_stage", "num_layers", "head_cost_layers", "loaded_first", "loaded_end")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    PREFERRED_STAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_COST_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIRST_FIELD_NUMBER: _ClassVar[int]
+    LOADED_END_FIELD_NUMBER: _ClassVar[int]
+    boot: str
+    model: str
+    model_digest: str
+    rpc_address: str
+    transport_address: str
+    last_epoch: int
+    free: bool
+    preferred_stage: int
+    num_layers: int
+    head_cost_layers: float
+    loaded_first: int
+    loaded_end: int
+    def __init__(self, boot: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., rpc_address: _Optional[str] = ..., transport_address: _Optional[str] = ..., last_epoch: _Optional[int] = ..., free: _Optional[bool] = ..., preferred_stage: _Optional[int] = ..., num_layers: _Optional[int] = ..., head_cost_layers: _Optional[float] = ..., loaded_first: _Optional[int] = ..., loaded_end: _Optional[int] = ...) -> None: ...
+
+class BatcherEntry(_message.Message):
+    __slots__ = ("boot", "model", "epoch", "standing", "pool_generation", "running", "waiting")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    POOL_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    boot: str
+    model: str
+    epoch: int
+    standing: bool
+    pool_generation: str
+    running: int
+    waiting: int
+    def __init__(self, boot: _Optional[str] = ..., model: _Optional[str] = ..., epoch: _Optional[int] = ..., standing: _Optional[bool] = ..., pool_generation: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class KvstoreEntry(_message.Message):
+    __slots__ = ("boot", "rpc_address")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    RPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    boot: str
+    rpc_address: str
+    def __init__(self, boot: _Optional[str] = ..., rpc_address: _Optional[str] = ...) -> None: ...
+
+class GatewayEntry(_message.Message):
+    __slots__ = ("boot", "grpc_address")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    boot: str
+    grpc_address: str
+    def __init__(self, boot: _Optional[str] = ..., grpc_address: _Optional[str] = ...) -> None: ...
+
+class ModelEntry(_message.Message):
+    __slots__ = ("name", "digest", "card_digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CARD_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    card_digest: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., card_digest: _Optional[str] = ...) -> None: ...
+
+class EpochEntry(_message.Message):
+    __slots__ = ("epoch", "batcher_boot")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCHER_BOOT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    batcher_boot: str
+    def __init__(self, epoch: _Optional[int] = ..., batcher_boot: _Optional[str] = ...) -> None: ...
+
+class ModelCard(_message.Message):
+    __slots__ = ("name", "model_digest", "config_json", "vocab_size", "num_layers", "context_len_max", "eos_ids", "tokenizer_json", "chat_template", "bos_token", "eos_token", "token_bytes", "token_bytes_end", "strip_leading_space", "add_bos")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LEN_MAX_FIELD_NUMBER: _ClassVar[int]
+    EOS_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    BOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_END_FIELD_NUMBER: _ClassVar[int]
+    STRIP_LEADING_SPACE_FIELD_NUMBER: _ClassVar[int]
+    ADD_BOS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model_digest: str
+    config_json: str
+    vocab_size: int
+    num_layers: int
+    context_len_max: int
+    eos_ids: _containers.RepeatedScalarFieldContainer[int]
+    tokenizer_json: bytes
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    token_bytes: bytes
+    token_bytes_end: bytes
+    strip_leading_space: bool
+    add_bos: bool
+    def __init__(self, name: _Optional[str] = ..., model_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., vocab_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., context_len_max: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., token_bytes: _Optional[bytes] = ..., token_bytes_end: _Optional[bytes] = ..., strip_leading_space: _Optional[bool] = ..., add_bos: _Optional[bool] = ...) -> None: ...
