@@ -1,0 +1,94 @@
+"""What a stage asks of its device: load a layer range, run a step over it.
+
+The shell calls an executor from one thread at a time; calls block. Implementations: `torch_executor`
+(real models) and `fake_model` (numbers that prove the paging right; also the simulation's oracle).
+Nothing here imports torch.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8 = NDArray[np.uint8]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+F32 = NDArray[np.float32]
+
+
+class LoadFailed(Exception):
+    """The layer range can't be loaded; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    name: str
+    digest: str  # SHA-256 hex of what the weights are
+    num_layers: int
+    head_cost_layers: float  # cost of final norm, head and sampling, in layers
+    activation_bytes: int  # per token, between stages
+    context_len_max: int
+    card: bytes  # serialized ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    stage: int
+    num_stages: int
+    first_layer: int
+    end_layer: int  # exclusive
+    block_size_tokens: int
+    slots_max: int
+    step_tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    num_blocks: int
+    kv_allocated: bool  # anew: what the blocks held is gone
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step in columns: n rows (sequences), T tokens, k sampling rows.
+
+    `block_tables` row i holds the blocks of row i in order; entries past its length are 0 and must not be read.
+    """
+
+    token_ids: U32  # [T]
+    positions: I32  # [T]
+    row_offsets: I32  # [n + 1]: tokens of row i are [row_offsets[i], row_offsets[i + 1])
+    context_lens: I32  # [n]: tokens in the cache after this step = start + num_tokens
+    kv_slots: I64  # [T]: block id * block_size_tokens + offset, where each token's K and V go
+    block_tables: I32  # [n, widest]
+    sample_rows: I32  # [k]: rows that sample, ascending
+    temperature: F32  # [k]
+    top_k: I32  # [k], 0 = off
+    top_p: F32  # [k]
+    seeds: U64  # [k]
+    output_index: I32  # [k]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """`activations`: [T * activation_bytes] for the next stage (empty on the last); `token_ids`: [k] on the last."""
+
+    activations: memoryview
+    token_ids: U32
+
+
+class Executor(Protocol):
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def load(self, spec: StageSpec) -> Loaded:
+        """Makes the layer range resident; keeps weights and KV memory when nothing relevant changed.
+
+        Raises LoadFailed.
+        """
+
+    def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
+        """`activations` of the previous stage (empty on stage 0). The output may be reused by the next run."""
