@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chassis.ids import AckToken
+from chassis.subjects import LAYOUT, StreamLayout
 
 Headers = Mapping[str, str]
 
@@ -73,6 +74,13 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool: ...
+
+    # set-up, by whoever needs it: what exists already is checked
+    async def ensure_streams(self, layout: Sequence[StreamLayout] = LAYOUT) -> None:
+        """Creates the streams that are missing. Raises LayoutDrift naming every field that differs."""
+
+    async def ensure_consumers(self, model: str) -> None:
+        """Creates a model's consumers of REQUESTS. Raises LayoutDrift."""
 
     # core messages
     def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> None:

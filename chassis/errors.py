@@ -38,6 +38,10 @@ class MessageTooLarge(BusError):
     """Above the broker's message limit."""
 
 
+class LayoutDrift(BusError):
+    """A stream or consumer exists and is configured otherwise than `chassis/subjects.py` says."""
+
+
 class LinkClosed(Exception):
     """A transport link is gone; what was in flight may or may not have arrived."""
 

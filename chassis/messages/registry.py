@@ -1,0 +1,186 @@
+"""Registry entries: who is there, what they serve and how they are reached.
+
+An entry is a hint that expires; what decides (a formation, an epoch) is fixed by compare-and-set.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from chassis.ids import BootId, Epoch
+from chassis.messages import BadMessage
+from chassis.wire import pipeline_pb2 as pb
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEntry:
+    boot: BootId
+    model: str
+    model_digest: str
+    rpc_address: str
+    transport_address: str
+    last_epoch: Epoch
+    free: bool
+    num_layers: int  # of the model
+    preferred_stage: int | None = None  # None: any, a spare
+    head_cost_layers: float = 0.0  # cost of the head in layers, for the split
+    loaded: range = range(0)  # layers
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherEntry:
+    boot: BootId
+    model: str
+    epoch: Epoch
+    standing: bool
+    pool_generation: str = ""
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvstoreEntry:
+    boot: BootId
+    rpc_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayEntry:
+    boot: BootId
+    grpc_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    name: str
+    digest: str
+    card_digest: str  # names the card in the object store
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEntry:
+    epoch: Epoch
+    batcher_boot: BootId
+
+
+def build_worker(entry: WorkerEntry) -> bytes:
+    return pb.WorkerEntry(
+        boot=entry.boot,
+        model=entry.model,
+        model_digest=entry.model_digest,
+        rpc_address=entry.rpc_address,
+        transport_address=entry.transport_address,
+        last_epoch=entry.last_epoch,
+        free=entry.free,
+        preferred_stage=-1 if entry.preferred_stage is None else entry.preferred_stage,
+        num_layers=entry.num_layers,
+        head_cost_layers=entry.head_cost_layers,
+        loaded_first=entry.loaded.start,
+        loaded_end=entry.loaded.stop,
+    ).SerializeToString()
+
+
+def parse_worker(data: bytes) -> WorkerEntry:
+    m = _parse(pb.WorkerEntry, data)
+    if m.loaded_end < m.loaded_first or m.loaded_end > m.num_layers:
+        raise BadMessage(f"loaded layers [{m.loaded_first}, {m.loaded_end}) of {m.num_layers}")
+    if m.preferred_stage < -1:
+        raise BadMessage(f"preferred stage {m.preferred_stage}")
+    if not 0 <= m.head_cost_layers < float("inf"):
+        raise BadMessage(f"head cost of {m.head_cost_layers} layers")
+    return WorkerEntry(
+        boot=_boot(m.boot),
+        model=m.model,
+        model_digest=m.model_digest,
+        rpc_address=m.rpc_address,
+        transport_address=m.transport_address,
+        last_epoch=Epoch(m.last_epoch),
+        free=m.free,
+        num_layers=m.num_layers,
+        preferred_stage=None if m.preferred_stage == -1 else m.preferred_stage,
+        head_cost_layers=m.head_cost_layers,
+        loaded=range(m.loaded_first, m.loaded_end),
+    )
+
+
+def build_batcher(entry: BatcherEntry) -> bytes:
+    return pb.BatcherEntry(
+        boot=entry.boot,
+        model=entry.model,
+        epoch=entry.epoch,
+        standing=entry.standing,
+        pool_generation=entry.pool_generation,
+        running=entry.running,
+        waiting=entry.waiting,
+    ).SerializeToString()
+
+
+def parse_batcher(data: bytes) -> BatcherEntry:
+    m = _parse(pb.BatcherEntry, data)
+    return BatcherEntry(
+        boot=_boot(m.boot),
+        model=m.model,
+        epoch=Epoch(m.epoch),
+        standing=m.standing,
+        pool_generation=m.pool_generation,
+        running=m.running,
+        waiting=m.waiting,
+    )
+
+
+def build_kvstore(entry: KvstoreEntry) -> bytes:
+    return pb.KvstoreEntry(boot=entry.boot, rpc_address=entry.rpc_address).SerializeToString()
+
+
+def parse_kvstore(data: bytes) -> KvstoreEntry:
+    m = _parse(pb.KvstoreEntry, data)
+    return KvstoreEntry(boot=_boot(m.boot), rpc_address=m.rpc_address)
+
+
+def build_gateway(entry: GatewayEntry) -> bytes:
+    return pb.GatewayEntry(boot=entry.boot, grpc_address=entry.grpc_address).SerializeToString()
+
+
+def parse_gateway(data: bytes) -> GatewayEntry:
+    m = _parse(pb.GatewayEntry, data)
+    return GatewayEntry(boot=_boot(m.boot), grpc_address=m.grpc_address)
+
+
+def build_model(entry: ModelEntry) -> bytes:
+    return pb.ModelEntry(
+        name=entry.name, digest=entry.digest, card_digest=entry.card_digest
+    ).SerializeToString()
+
+
+def parse_model(data: bytes) -> ModelEntry:
+    m = _parse(pb.ModelEntry, data)
+    if not m.name:
+        raise BadMessage("a model without a name")
+    return ModelEntry(name=m.name, digest=m.digest, card_digest=m.card_digest)
+
+
+def build_epoch(entry: EpochEntry) -> bytes:
+    return pb.EpochEntry(epoch=entry.epoch, batcher_boot=entry.batcher_boot).SerializeToString()
+
+
+def parse_epoch(data: bytes) -> EpochEntry:
+    m = _parse(pb.EpochEntry, data)
+    return EpochEntry(epoch=Epoch(m.epoch), batcher_boot=_boot(m.batcher_boot))
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise BadMessage(f"not a {kind.__name__}") from error
+    return message
+
+
+def _boot(boot: str) -> BootId:
+    if not boot:
+        raise BadMessage("an entry without a boot id")
+    return BootId(boot)
