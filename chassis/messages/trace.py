@@ -1,0 +1,103 @@
+"""Kept spans as segments of the TRACES stream, and the word that says which keys are kept."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from chassis.messages import BadMessage
+from chassis.trace import Span, TraceContext, Value, decode_steps, encode_steps, parse_step_key, step_key
+from chassis.wire import trace_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one process saw of one request, or of a run of steps."""
+
+    service: str
+    boot: str
+    spans: tuple[Span, ...]
+
+
+def build_segment(service: str, boot: str, spans: Sequence[Span]) -> bytes:
+    return pb.Segment(service=service, boot=boot, spans=[_span(s) for s in spans]).SerializeToString()
+
+
+def parse_segment(data: bytes) -> Segment:
+    try:
+        m = pb.Segment.FromString(data)
+    except DecodeError as error:
+        raise BadMessage(f"not a Segment: {error}") from None
+    return Segment(m.service, m.boot, tuple(_parse_span(s) for s in m.spans))
+
+
+def build_keep(keys: Iterable[str]) -> bytes:
+    requests: list[str] = []
+    steps: list[tuple[int, int]] = []
+    for key in keys:
+        step = parse_step_key(key)
+        if step is None:
+            requests.append(key)
+        else:
+            steps.append(step)
+    return pb.Keep(requests=requests, steps=encode_steps(steps)).SerializeToString()
+
+
+def parse_keep(data: bytes) -> list[str]:
+    try:
+        m = pb.Keep.FromString(data)
+        return [*m.requests, *(step_key(epoch, number) for epoch, number in decode_steps(m.steps))]
+    except (DecodeError, ValueError) as error:
+        raise BadMessage(f"not a Keep: {error}") from None
+
+
+def _span(s: Span) -> pb.Span:
+    return pb.Span(
+        key=s.key,
+        name=s.name,
+        context=s.context.encode(),
+        parent=s.parent or b"",
+        start_ns=s.start_ns,
+        duration_ns=max(0, s.end_ns - s.start_ns),
+        attributes=[_attribute(name, value) for name, value in s.attributes.items()],
+        links=[link.encode() for link in s.links],
+        error=s.error,
+    )
+
+
+def _attribute(name: str, value: Value) -> pb.Attribute:
+    match value:
+        case bool():
+            return pb.Attribute(name=name, flag=value)
+        case int():
+            return pb.Attribute(name=name, integer=value)
+        case float():
+            return pb.Attribute(name=name, real=value)
+        case str():
+            return pb.Attribute(name=name, text=value)
+
+
+def _parse_span(m: pb.Span) -> Span:
+    attributes: dict[str, Value] = {}
+    for a in m.attributes:
+        kind = a.WhichOneof("value")
+        if kind is not None:
+            attributes[a.name] = getattr(a, kind)
+    return Span(
+        key=m.key,
+        name=m.name,
+        context=_context(m.context),
+        parent=m.parent or None,
+        start_ns=m.start_ns,
+        end_ns=m.start_ns + m.duration_ns,
+        attributes=attributes,
+        links=tuple(_context(link) for link in m.links),
+        error=m.error if m.HasField("error") else None,
+    )
+
+
+def _context(data: bytes) -> TraceContext:
+    context = TraceContext.decode(data)
+    if context is None:
+        raise BadMessage("span: not a trace context")
+    return context

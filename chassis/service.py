@@ -1,0 +1,299 @@
+"""How a service process lives: configuration, the seams, run, drain, end.
+
+Rules: a service is `factory(config, ports)` with `run` (until cancelled or drained) and `drain`; the first
+SIGTERM or SIGINT drains within `drain_timeout_s`, the second stops at once; the crash of any task is the
+crash of the process, with one log line and exit code 1. `run_service` needs only a loop: tests and the
+simulation use it too.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from chassis import config as configuration
+from chassis import ids_source, log
+from chassis.bus import Bus
+from chassis.config import ConfigError
+from chassis.errors import BusError
+from chassis.inbox import Inbox, InboxFull
+from chassis.ports import Ports
+from chassis.trace import SpanRing
+from chassis.trace_export import Exporter
+
+__all__ = ["ChassisConfig", "Inbox", "InboxFull", "Service", "Stop", "main", "run_service"]
+
+C = TypeVar("C")
+_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ChassisConfig:
+    """What every service has: section `[chassis]`; its flags may stand among the service's own."""
+
+    nats_url: str = "nats://127.0.0.1:4222"  # also SHOAL_NATS_URL
+    nats_wait_s: float = 30.0  # for the server to appear at start
+    drain_timeout_s: float = 30.0
+    log_level: Literal["debug", "info", "warning", "error", "off"] = "info"
+    trace_ring_len_max: int = 65536  # spans
+    trace_keep_ratio: float = 1.0  # of requests; errors, slow and redelivered ones are always kept
+    trace_slow_ms: int = 10_000
+    otlp_endpoint: str = ""  # also OTEL_EXPORTER_OTLP_ENDPOINT
+
+
+class Service(Protocol):
+    async def run(self) -> None:
+        """Serves until cancelled or drained; releases everything either way."""
+
+    async def drain(self) -> None:
+        """Lets go of the work; `run` returns soon after."""
+
+
+Factory = Callable[[C, Ports], Service]
+
+
+class Stop:
+    """Asked once: drain. Asked again: stop at once."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._hurry: Callable[[], object] | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        if self.asked and self._hurry is not None:
+            self._hurry()
+        self._asked.set()
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
+    def when_hurried(self, do: Callable[[], object]) -> None:
+        """`do` answers the second ask."""
+        self._hurry = do
+
+
+async def run_service(service: Service, stop: Stop, drain_timeout_s: float) -> None:
+    """Runs until the service ends, crashes (raised, as a group) or is stopped."""
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(service.run(), name="run")
+        stopping = group.create_task(_drain_when_asked(service, stop, running, drain_timeout_s), name="drain")
+        await asyncio.wait({running})
+        if not stop.asked:
+            stopping.cancel()
+
+
+async def _drain_when_asked(
+    service: Service, stop: Stop, running: asyncio.Task[None], drain_timeout_s: float
+) -> None:
+    await stop.wait()
+    log.info("draining", drain_timeout_s=drain_timeout_s)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(drain_timeout_s) as limit:
+            stop.when_hurried(lambda: limit.reschedule(loop.time()))
+            await service.drain()
+            await asyncio.wait({running})
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        log.warning("drain cut short", drain_timeout_s=drain_timeout_s)
+    running.cancel()
+
+
+def main(
+    section: str,
+    config_class: type[C],
+    factory: Callable[[C, Ports], Service],
+    argv: Sequence[str] | None = None,
+) -> None:
+    """All of a service's `__main__`. Exits 0 after a drain, 1 after a crash, 2 for a bad configuration."""
+    sys.exit(start(section, config_class, factory, sys.argv[1:] if argv is None else argv, os.environ))
+
+
+def start(
+    section: str,
+    config_class: type[C],
+    factory: Callable[[C, Ports], Service],
+    argv: Sequence[str],
+    env: Mapping[str, str],
+) -> int:
+    """`main` without the exit: the exit code."""
+    new_id = ids_source.id_source(time.time_ns)
+    log.bind(service=section, boot=new_id())
+    try:
+        chassis, config = _configure(section, config_class, argv, env)
+    except ConfigError as error:
+        log.error("bad configuration", error=str(error))
+        return 2
+    log.bind(level=chassis.log_level)
+    log.info("starting", config=configuration.effective(config), chassis=configuration.effective(chassis))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_live(section, chassis, lambda ports: factory(config, ports), new_id))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        log.info("stopped before it stood")
+    except BaseException as error:  # the last door: whatever broke, one line says so
+        log.exception("crashed", _only(error))
+        return 1
+    log.info("ended")
+    return 0
+
+
+def _configure(
+    section: str, config_class: type[C], argv: Sequence[str], env: Mapping[str, str]
+) -> tuple[ChassisConfig, C]:
+    """A flag goes to the dataclass that knows it, or to both; the rest is the service's to refuse."""
+    path, words = _take_config_path(argv)
+    env = dict(env)
+    for name, alias in (("NATS_URL", "SHOAL_NATS_URL"), ("OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")):
+        if alias in env:
+            env.setdefault(f"SHOAL_CHASSIS_{name}", env[alias])
+    chassis_names = configuration.fields_of(ChassisConfig)
+    own_names = configuration.fields_of(config_class)
+    for_chassis: list[str] = []
+    for_service: list[str] = []
+    targets = [for_service]
+    for word in words:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_")
+            in_chassis = name in chassis_names
+            targets = [for_chassis] if in_chassis else []
+            if not in_chassis or name in own_names:
+                targets.append(for_service)
+        for target in targets:
+            target.append(word)
+    return (
+        configuration.load(ChassisConfig, "chassis", path, env, for_chassis),
+        configuration.load(config_class, section, path, env, for_service),
+    )
+
+
+def _take_config_path(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    words, path = list(argv), None
+    for index, word in enumerate(words):
+        if word == "--config":
+            if index + 1 == len(words):
+                raise ConfigError("--config wants a file")
+            path = words[index + 1]
+            del words[index : index + 2]
+            break
+        if word.startswith("--config="):
+            path = word.partition("=")[2]
+            del words[index]
+            break
+    return path, words
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+def _only(error: BaseException) -> BaseException:
+    """The one error inside groups of one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+async def _live(
+    section: str, chassis: ChassisConfig, make: Callable[[Ports], Service], new_id: Callable[[], str]
+) -> None:
+    loop = asyncio.get_running_loop()
+    stop = Stop()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def on_signal() -> None:
+        stop.ask()
+        if not standing:
+            task.cancel()
+
+    standing = False
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with _ports(section, chassis, new_id) as (ports, exporter):
+        service = make(ports)
+        boot = getattr(service, "boot", None) or new_id()
+        log.bind(boot=boot)
+        exporter.name_boot(boot)
+        standing = True
+        async with asyncio.TaskGroup() as group:
+            exporting = group.create_task(exporter.run(), name="exporter")
+            await run_service(service, stop, chassis.drain_timeout_s)
+            exporting.cancel()
+        await exporter.flush()
+
+
+@asynccontextmanager
+async def _ports(
+    section: str, chassis: ChassisConfig, new_id: Callable[[], str]
+) -> AsyncIterator[tuple[Ports, Exporter]]:
+    """The production seams, connected; closed in the reverse order."""
+    from chassis.grpc_rpc import GrpcRpc
+    from chassis.transport.stream import StreamTransport
+
+    ring = SpanRing(
+        chassis.trace_ring_len_max, keep_ratio=chassis.trace_keep_ratio, slow_ms=chassis.trace_slow_ms
+    )
+    bus = await _connect(chassis.nats_url, chassis.nats_wait_s, section)
+    try:
+        rpc = GrpcRpc()
+        transport = StreamTransport()
+        exporter = Exporter(ring, bus, section, sink=_otlp(chassis.otlp_endpoint, section))
+        try:
+            yield (
+                Ports(
+                    bus=bus,
+                    rpc=rpc,
+                    transport=transport,
+                    tracer=ring,
+                    new_id=new_id,
+                    new_seed=ids_source.new_seed,
+                    wall_ns=time.time_ns,
+                ),
+                exporter,
+            )
+        finally:
+            await exporter.close()
+            await transport.close()
+            await rpc.close()
+    finally:
+        await bus.close()
+
+
+def _otlp(endpoint: str, section: str) -> Any:
+    if not endpoint:
+        return None
+    from chassis.otlp import OtlpSink
+
+    return OtlpSink(endpoint, section)
+
+
+async def _connect(url: str, wait_s: float, section: str) -> Bus:
+    """Waits up to `wait_s` for the server, then makes sure that the streams are as they must be."""
+    from chassis import nats_bus
+
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + wait_s
+    while True:
+        try:
+            return await nats_bus.connect(url, name=section)
+        except (BusError, OSError) as error:
+            if loop.time() >= give_up_at:
+                log.error("no bus", nats_url=url, waited_s=wait_s)
+                raise
+            log.debug("waiting for the bus", error=str(error))
+        await asyncio.sleep(_RETRY_S)
