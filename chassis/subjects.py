@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from chassis.ids import BootId, GatewayId, RequestId
+from chassis.ids import BootId, Epoch, GatewayId, RequestId
 
 PRIORITIES = range(10)  # 0 is the highest
 TOKEN_LEN_MAX = 200
@@ -212,6 +212,11 @@ def result(request_id: RequestId) -> str:
 
 def trace(request_id: RequestId) -> str:
     return f"shoal.trace.{_token(request_id)}"
+
+
+def step_traces(epoch: Epoch, run: int) -> str:
+    """The spans of one run of consecutive steps."""
+    return f"shoal.trace.step.{epoch}.{run}"
 
 
 def dead(request_id: RequestId) -> str:
