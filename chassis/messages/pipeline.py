@@ -1,0 +1,350 @@
+"""Steps, results, greetings and the forming of pipelines.
+
+A step's columns travel as little-endian arrays: `parse_step` gives numpy views of them (read-only, no
+loop over rows), after checking that all lengths add up. A stage passes a step's header on by appending
+its timing to the bytes it got: concatenated protobuf messages merge, and repeated fields grow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import ArrayLike, NDArray
+
+from chassis.ids import MAX_U32, BootId, Epoch, StepNumber
+from chassis.messages import BadMessage
+from chassis.messages.request import Sampling, build_sampling, parse_sampling
+from chassis.rpc import Method
+from chassis.wire import pipeline_pb2 as pb
+
+FLAG_SAMPLES = 1
+FLAG_FRESH = 2
+BATCHER_STAGE = MAX_U32  # the batcher's place in a Hello
+
+U32 = NDArray[np.uint32]
+U8 = NDArray[np.uint8]
+M = TypeVar("M", bound=Message)
+
+_LE_U32 = np.dtype("<u4")
+_LE_U8 = np.dtype("u1")
+_POSITION_MAX = 1 << 31
+
+
+class LinkKind(Enum):
+    """What a link is for, said by the dialling end."""
+
+    CONTROL = "control"  # batcher to each stage; on stage 0 it carries the steps
+    RING = "ring"  # stage i to stage i + 1
+    RESULT = "result"  # last stage to batcher
+
+
+class FormRefusal(Enum):
+    OLD_EPOCH = "old_epoch"
+    IN_USE = "in_use"
+    WRONG_MODEL = "wrong_model"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStart:
+    """What a fresh row's slot needs to know to sample."""
+
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageTiming:
+    stage: int
+    received_ns: int  # wall clock of the stage's host
+    wait_ns: int  # received to compute start
+    compute_ns: int
+    send_ns: int  # the stage's previous send: waiting for credit and writing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """n rows (sequences), T tokens, B block ids. All arrays are read-only views."""
+
+    epoch: Epoch
+    number: StepNumber
+    trace_parent: bytes
+    slots: U32  # [n]
+    num_tokens: U32  # [n], each at least 1
+    starts: U32  # [n]: position of each row's first token
+    flags: U8  # [n]: FLAG_SAMPLES, FLAG_FRESH
+    output_index: U32  # [n]
+    token_ids: U32  # [T]
+    table_lens: U32  # [n]: block ids that each row appends (fresh: its whole table)
+    table: U32  # [B]
+    fresh: tuple[SlotStart, ...]  # one per fresh row, in row order
+    freed_slots: U32  # forgotten before the rows are read
+    timings: tuple[StageTiming, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    epoch: Epoch
+    number: StepNumber
+    token_ids: U32  # [sampling rows], in row order
+    timings: tuple[StageTiming, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    epoch: Epoch
+    stage: int  # of the sender; BATCHER_STAGE for the batcher
+    boot: BootId
+    kind: LinkKind
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Take layers [first_layer, end_layer) as stage `stage` of a pipeline in `epoch`."""
+
+    epoch: Epoch
+    batcher_boot: BootId
+    model_digest: str
+    stage: int
+    num_stages: int
+    first_layer: int
+    end_layer: int  # exclusive
+    next_address: str  # transport address of the next stage, or of the batcher
+    block_size_tokens: int
+    slots_max: int
+    step_tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """`refusal` is None exactly when the stage stands."""
+
+    refusal: FormRefusal | None
+    last_epoch: Epoch
+    kv_stamp: str = ""  # changes whenever the KV memory is allocated anew
+    num_blocks: int = 0
+    error: str = ""
+
+
+FORM: Method[pb.FormRequest, pb.FormReply] = Method(
+    "/shoal.pipeline.v1.ShardWorker/Form", pb.FormRequest, pb.FormReply
+)
+
+# ---- columns ---------------------------------------------------------------------------------------
+
+
+def _pack(values: ArrayLike, dtype: np.dtype[np.uint32] | np.dtype[np.uint8]) -> bytes:
+    return np.asarray(values, dtype=dtype).tobytes()
+
+
+def _column(data: bytes, what: str, length: int | None = None) -> U32:
+    if len(data) % 4 or (length is not None and len(data) != 4 * length):
+        raise BadMessage(f"step: {what} has {len(data)} bytes")
+    return np.frombuffer(data, dtype=_LE_U32)
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except (DecodeError, ValueError) as error:
+        raise BadMessage(f"not a {kind.DESCRIPTOR.name}: {error}") from None
+
+
+def _check(ok: bool, what: str) -> None:
+    if not ok:
+        raise BadMessage(what)
+
+
+def _timing(t: StageTiming) -> pb.StageTiming:
+    return pb.StageTiming(
+        stage=t.stage,
+        received_ns=t.received_ns,
+        wait_ns=t.wait_ns,
+        compute_ns=t.compute_ns,
+        send_ns=t.send_ns,
+    )
+
+
+def _parse_timings(m: "pb.Step | pb.StepResult") -> tuple[StageTiming, ...]:
+    return tuple(StageTiming(t.stage, t.received_ns, t.wait_ns, t.compute_ns, t.send_ns) for t in m.timings)
+
+
+# ---- steps -----------------------------------------------------------------------------------------
+
+
+def build_step(
+    epoch: int,
+    number: int,
+    *,
+    slots: ArrayLike = (),
+    num_tokens: ArrayLike = (),
+    starts: ArrayLike = (),
+    flags: ArrayLike = (),
+    output_index: ArrayLike = (),
+    token_ids: ArrayLike = (),
+    table_lens: ArrayLike = (),
+    table: ArrayLike = (),
+    fresh: Sequence[SlotStart] = (),
+    freed_slots: ArrayLike = (),
+    trace_parent: bytes = b"",
+) -> bytes:
+    """A step's header from its columns (see `Step`); no rows is an empty step."""
+    return pb.Step(
+        epoch=epoch,
+        step=number,
+        trace_parent=trace_parent,
+        slots=_pack(slots, _LE_U32),
+        num_tokens=_pack(num_tokens, _LE_U32),
+        starts=_pack(starts, _LE_U32),
+        flags=_pack(flags, _LE_U8),
+        output_index=_pack(output_index, _LE_U32),
+        token_ids=_pack(token_ids, _LE_U32),
+        table_lens=_pack(table_lens, _LE_U32),
+        table=_pack(table, _LE_U32),
+        fresh=[pb.SlotStart(sampling=build_sampling(f.sampling), seed=f.seed) for f in fresh],
+        freed_slots=_pack(freed_slots, _LE_U32),
+    ).SerializeToString()
+
+
+def parse_step(data: bytes) -> Step:
+    """Raises BadMessage unless the columns add up; ranges of slots and blocks are the stage's to check."""
+    m = _parse(pb.Step, data)
+    _check(m.epoch > 0 and m.step > 0, "step: epoch and number start at 1")
+    _check(len(m.trace_parent) in (0, 25), "step: trace_parent is 25 bytes")
+    slots = _column(m.slots, "slots")
+    n = len(slots)
+    num_tokens = _column(m.num_tokens, "num_tokens", n)
+    starts = _column(m.starts, "starts", n)
+    table_lens = _column(m.table_lens, "table_lens", n)
+    token_ids = _column(m.token_ids, "token_ids")
+    table = _column(m.table, "table")
+    _check(len(m.flags) == n, "step: one flag a row")
+    flags = np.frombuffer(m.flags, dtype=_LE_U8)
+    fresh = tuple(SlotStart(parse_sampling(f.sampling), f.seed) for f in m.fresh)
+    if n:
+        _check(int(num_tokens.min()) > 0, "step: a row without tokens")
+        _check(int(flags.max()) <= FLAG_SAMPLES | FLAG_FRESH, "step: unknown flag")
+        ends = starts.astype(np.int64) + num_tokens
+        _check(int(ends.max()) < _POSITION_MAX, "step: position out of range")
+    _check(int(num_tokens.sum(dtype=np.uint64)) == len(token_ids), "step: token_ids do not add up")
+    _check(int(table_lens.sum(dtype=np.uint64)) == len(table), "step: table does not add up")
+    _check(int(np.count_nonzero(flags & FLAG_FRESH)) == len(fresh), "step: one start a fresh row")
+    return Step(
+        epoch=Epoch(m.epoch),
+        number=StepNumber(m.step),
+        trace_parent=m.trace_parent,
+        slots=slots,
+        num_tokens=num_tokens,
+        starts=starts,
+        flags=flags,
+        output_index=_column(m.output_index, "output_index", n),
+        token_ids=token_ids,
+        table_lens=table_lens,
+        table=table,
+        fresh=fresh,
+        freed_slots=_column(m.freed_slots, "freed_slots"),
+        timings=_parse_timings(m),
+    )
+
+
+def add_timing(step_header: bytes, timing: StageTiming) -> bytes:
+    """The header as the next stage gets it."""
+    return step_header + pb.Step(timings=[_timing(timing)]).SerializeToString()
+
+
+def build_result(epoch: int, number: int, token_ids: ArrayLike, timings: Sequence[StageTiming] = ()) -> bytes:
+    return pb.StepResult(
+        epoch=epoch,
+        step=number,
+        token_ids=_pack(token_ids, _LE_U32),
+        timings=[_timing(t) for t in timings],
+    ).SerializeToString()
+
+
+def parse_result(data: bytes) -> StepResult:
+    m = _parse(pb.StepResult, data)
+    _check(m.epoch > 0 and m.step > 0, "result: epoch and number start at 1")
+    return StepResult(
+        Epoch(m.epoch), StepNumber(m.step), _column(m.token_ids, "token_ids"), _parse_timings(m)
+    )
+
+
+# ---- links and forming -----------------------------------------------------------------------------
+
+
+def build_hello(hello: Hello) -> bytes:
+    return pb.Hello(
+        epoch=hello.epoch, stage=hello.stage, boot=hello.boot, kind=hello.kind.value
+    ).SerializeToString()
+
+
+def parse_hello(data: bytes) -> Hello:
+    m = _parse(pb.Hello, data)
+    _check(m.epoch > 0 and bool(m.boot), "hello: epoch and boot")
+    try:
+        kind = LinkKind(m.kind)
+    except ValueError:
+        raise BadMessage(f"hello: kind {m.kind!r} is unknown") from None
+    return Hello(Epoch(m.epoch), m.stage, BootId(m.boot), kind)
+
+
+def build_form(form: Form) -> pb.FormRequest:
+    return pb.FormRequest(
+        epoch=form.epoch,
+        batcher_boot=form.batcher_boot,
+        model_digest=form.model_digest,
+        stage=form.stage,
+        num_stages=form.num_stages,
+        first_layer=form.first_layer,
+        end_layer=form.end_layer,
+        next_address=form.next_address,
+        block_size_tokens=form.block_size_tokens,
+        slots_max=form.slots_max,
+        step_tokens_max=form.step_tokens_max,
+    )
+
+
+def parse_form(m: pb.FormRequest) -> Form:
+    _check(m.epoch > 0 and bool(m.batcher_boot), "form: epoch and batcher")
+    _check(m.stage < m.num_stages, "form: stage outside its pipeline")
+    _check(m.first_layer < m.end_layer, "form: empty layer range")
+    _check(bool(m.next_address), "form: next_address missing")
+    _check(m.block_size_tokens > 0 and m.slots_max > 0 and m.step_tokens_max > 0, "form: sizes")
+    return Form(
+        epoch=Epoch(m.epoch),
+        batcher_boot=BootId(m.batcher_boot),
+        model_digest=m.model_digest,
+        stage=m.stage,
+        num_stages=m.num_stages,
+        first_layer=m.first_layer,
+        end_layer=m.end_layer,
+        next_address=m.next_address,
+        block_size_tokens=m.block_size_tokens,
+        slots_max=m.slots_max,
+        step_tokens_max=m.step_tokens_max,
+    )
+
+
+def build_formed(formed: Formed) -> pb.FormReply:
+    return pb.FormReply(
+        formed=formed.refusal is None,
+        refusal="" if formed.refusal is None else formed.refusal.value,
+        last_epoch=formed.last_epoch,
+        kv_stamp=formed.kv_stamp,
+        num_blocks=formed.num_blocks,
+        error=formed.error,
+    )
+
+
+def parse_formed(m: pb.FormReply) -> Formed:
+    if m.formed:
+        _check(bool(m.kv_stamp) and m.num_blocks > 0, "formed: kv_stamp and num_blocks")
+        return Formed(None, Epoch(m.last_epoch), m.kv_stamp, m.num_blocks)
+    try:
+        refusal = FormRefusal(m.refusal)
+    except ValueError:
+        raise BadMessage(f"formed: refusal {m.refusal!r} is unknown") from None
+    return Formed(refusal, Epoch(m.last_epoch), error=m.error)

@@ -1,0 +1,307 @@
+"""A model without weights that knows its own answers: numbers that prove the paging right.
+
+Every layer keeps one 64-bit word per cached position and mixes, for each new token, a weighted sum of
+all words of its sequence *as read back through the block table*. A wrong block, a stale one, a lost
+prefix or a mixed-up slot therefore changes the tokens; `oracle` computes them from the plain list.
+The result does not depend on how layers are split over stages. The vocabulary: ids 0-255 are the bytes,
+256 ends a sequence, the rest are pairs of bytes, so that code points arrive split.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chassis.wire import pipeline_pb2 as pb
+from shard_worker.executor import I64, U64, Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
+
+NAME = "fake"
+VOCAB_SIZE = 512
+EOS_ID = 256
+NUM_LAYERS = 8
+ACTIVATION_BYTES = 8
+EOS_TOKEN = "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MUL_1 = 0xBF58476D1CE4E5B9
+_MUL_2 = 0x94D049BB133111EB
+_CHOICES = 4096  # tokens are drawn from a table of this many entries
+_EOS_CHOICES = 24
+_ANY_CHOICES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class FakeConfig:
+    """Costs are what one run takes on the compute thread: seconds per step plus seconds per token."""
+
+    name: str = NAME
+    num_layers: int = NUM_LAYERS
+    num_blocks: int = 4096
+    context_len_max: int = 4096
+    step_cost_s: float = 0.0
+    token_cost_s: float = 0.0
+    poison_id: int | None = None  # a token that makes a run fail
+
+
+# ---- vocabulary ------------------------------------------------------------------------------------
+
+
+def _pairs() -> list[bytes]:
+    """255 byte pairs: letters with a space, whole two-byte code points, and halves of longer ones."""
+    letters = b"abcdefghijklmnopqrstuvwxyz"
+    pairs = [b" " + bytes([c]) for c in letters]
+    pairs += [bytes([c, d]) for c in b"aeiou" for d in b"nrstlmdckp"]
+    pairs += [chr(c).encode() for c in range(0xC0, 0x180)][: 255 - len(pairs) - 24]
+    pairs += [chr(c).encode()[:2] for c in range(0x2000, 0x2400, 0x40)]  # two bytes of three
+    pairs += [chr(c).encode()[2:] for c in range(0x1F600, 0x1F608)]  # the tails of emoji
+    return pairs[: VOCAB_SIZE - EOS_ID - 1]
+
+
+TOKEN_BYTES: tuple[bytes, ...] = (*(bytes([b]) for b in range(256)), b"", *_pairs())
+assert len(TOKEN_BYTES) == VOCAB_SIZE and len(set(TOKEN_BYTES)) == VOCAB_SIZE
+
+
+def _choices() -> NDArray[np.uint32]:
+    """Mostly readable tokens, some of any kind, and now and then the end."""
+    readable = [*range(0x61, 0x7B), 0x20, 0x2C, 0x2E, *range(EOS_ID + 1, VOCAB_SIZE - 24)]
+    table = np.empty(_CHOICES, np.uint32)
+    table[:] = [readable[i % len(readable)] for i in range(_CHOICES)]
+    table[:_ANY_CHOICES] = np.arange(_ANY_CHOICES) % VOCAB_SIZE
+    table[EOS_ID] = 0x20
+    table[-_EOS_CHOICES:] = EOS_ID
+    return table
+
+
+CHOICES = _choices()
+
+
+def _printable(byte: int) -> str:
+    """The character that stands for a byte in byte-level BPE vocabularies (GPT-2's table)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in plain:
+        return chr(byte)
+    return chr(256 + [b for b in range(256) if b not in plain].index(byte))
+
+
+def tokenizer_json() -> bytes:
+    """A byte-level BPE tokenizer of this vocabulary, as the `tokenizers` library reads it."""
+    names = [_printable(b) for b in range(256)]
+    pairs = [(names[t[0]], names[t[1]]) for t in TOKEN_BYTES[EOS_ID + 1 :]]
+    vocab = {name: i for i, name in enumerate(names)}
+    vocab |= {EOS_TOKEN: EOS_ID} | {a + b: EOS_ID + 1 + i for i, (a, b) in enumerate(pairs)}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    special = {
+        "id": EOS_ID,
+        "content": EOS_TOKEN,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [special],
+            "normalizer": None,
+            "pre_tokenizer": byte_level,
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": vocab,
+                "merges": [f"{a} {b}" for a, b in pairs],
+            },
+        },
+        sort_keys=True,
+    ).encode()
+
+
+def _digest(config: FakeConfig) -> str:
+    return hashlib.sha256(f"shoal fake model 1\0{config.name}\0{config.num_layers}".encode()).hexdigest()
+
+
+def build_card(config: FakeConfig) -> bytes:
+    ends = np.cumsum([len(t) for t in TOKEN_BYTES]).astype("<u4")
+    return pb.ModelCard(
+        name=config.name,
+        model_digest=_digest(config),
+        config_json=json.dumps({"model_type": "fake", "num_hidden_layers": config.num_layers}),
+        vocab_size=VOCAB_SIZE,
+        num_layers=config.num_layers,
+        context_len_max=config.context_len_max,
+        eos_ids=[EOS_ID],
+        tokenizer_json=tokenizer_json(),
+        chat_template=CHAT_TEMPLATE,
+        eos_token=EOS_TOKEN,
+        token_bytes=b"".join(TOKEN_BYTES),
+        token_bytes_end=ends.tobytes(),
+    ).SerializeToString(deterministic=True)
+
+
+# ---- the arithmetic, once in plain numbers and once in columns --------------------------------------
+
+
+def _mix(x: int) -> int:
+    """SplitMix64's finaliser."""
+    x = ((x ^ (x >> 30)) * _MUL_1) & _MASK
+    x = ((x ^ (x >> 27)) * _MUL_2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _odd(position: int) -> int:
+    return (_GOLDEN * (2 * position + 1)) & _MASK | 1
+
+
+def _layer_salt(layer: int) -> int:
+    return _mix(layer + 1)
+
+
+def next_token(activation: int, seed: int, temperature: float, output_index: int) -> int:
+    """The token that follows the position whose last layer gave `activation`; greedy ignores the seed."""
+    h = _mix(activation ^ _GOLDEN)
+    if temperature > 0:
+        h = _mix(h ^ _mix(seed ^ (_GOLDEN * (output_index + 1) & _MASK)))
+    return int(CHOICES[h >> 52])
+
+
+def oracle(
+    prompt_ids: Sequence[int], seed: int, temperature: float, n: int, num_layers: int = NUM_LAYERS
+) -> list[int]:
+    """The first `n` output ids (an end of sequence does not stop it), from the plain list of ids."""
+    sums = [0] * num_layers
+    salts = [_layer_salt(layer) for layer in range(num_layers)]
+    ids: list[int] = []
+    activation = 0
+    for position in range(len(prompt_ids) + n - 1):
+        token = prompt_ids[position] if position < len(prompt_ids) else ids[-1]
+        weight = _odd(position)
+        activation = _mix(token + 1)
+        for layer in range(num_layers):
+            sums[layer] = (sums[layer] + activation * weight) & _MASK
+            activation = _mix((activation + sums[layer] + salts[layer]) & _MASK)
+        if position >= len(prompt_ids) - 1:
+            ids.append(next_token(activation, seed, temperature, len(ids)))
+    return ids
+
+
+def _mix_columns(x: U64) -> U64:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MUL_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MUL_2)
+    return x ^ (x >> np.uint64(31))
+
+
+def _odd_columns(positions: I64) -> U64:
+    twice = positions.astype(np.uint64) * np.uint64(2) + np.uint64(1)
+    return np.uint64(_GOLDEN) * twice | np.uint64(1)
+
+
+def _sample_columns(activations: U64, inputs: StepInputs) -> NDArray[np.uint32]:
+    h = _mix_columns(activations ^ np.uint64(_GOLDEN))
+    index = inputs.output_index.astype(np.uint64) + np.uint64(1)
+    drawn = _mix_columns(h ^ _mix_columns(inputs.seeds ^ np.uint64(_GOLDEN) * index))
+    h = np.where(inputs.temperature > 0, drawn, h)
+    return CHOICES[(h >> np.uint64(52)).astype(np.int64)]
+
+
+class FakeExecutor:
+    """An `Executor`. The memory of a layer is one word per block position, garbage until written."""
+
+    def __init__(self, config: FakeConfig, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._config = config
+        self._sleep = sleep
+        self._spec: StageSpec | None = None
+        self._memory: U64 = np.empty((0, 0), np.uint64)
+        self._allocations = 0
+        self._facts = ModelFacts(
+            name=config.name,
+            digest=_digest(config),
+            num_layers=config.num_layers,
+            head_cost_layers=1.0,
+            activation_bytes=ACTIVATION_BYTES,
+            context_len_max=config.context_len_max,
+            card=build_card(config),
+        )
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    def load(self, spec: StageSpec) -> Loaded:
+        """Raises LoadFailed for layers the model does not have."""
+        if not 0 <= spec.first_layer < spec.end_layer <= self._config.num_layers:
+            raise LoadFailed(f"layers {spec.first_layer} to {spec.end_layer} of {self._config.num_layers}")
+        old = self._spec
+        kept = old is not None and (old.first_layer, old.end_layer, old.block_size_tokens) == (
+            spec.first_layer,
+            spec.end_layer,
+            spec.block_size_tokens,
+        )
+        self._spec = spec
+        if not kept:
+            self._allocations += 1
+            shape = (spec.end_layer - spec.first_layer, self._config.num_blocks * spec.block_size_tokens)
+            garbage = np.arange(shape[0] * shape[1], dtype=np.uint64) + np.uint64(self._allocations << 48)
+            self._memory = _mix_columns(garbage).reshape(shape)
+        return Loaded(num_blocks=self._config.num_blocks, kv_allocated=not kept)
+
+    def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
+        spec = self._spec
+        assert spec is not None, "run before load"
+        config = self._config
+        cost_s = config.step_cost_s + config.token_cost_s * len(inputs.token_ids)
+        if cost_s > 0:
+            self._sleep(cost_s)
+        if config.poison_id is not None and bool(np.any(inputs.token_ids == config.poison_id)):
+            raise RuntimeError("poisoned token")
+        if spec.stage == 0:
+            x = _mix_columns(inputs.token_ids.astype(np.uint64) + np.uint64(1))
+        else:
+            x = np.frombuffer(activations, np.dtype("<u8")).astype(np.uint64)
+        assert len(x) == len(inputs.token_ids), "one activation a token"
+        x = self._forward(inputs, x, spec)
+        if spec.stage + 1 < spec.num_stages:
+            return StepOutput(memoryview(x.astype("<u8").tobytes()), np.empty(0, np.uint32))
+        last = inputs.row_offsets[inputs.sample_rows + 1] - 1
+        return StepOutput(memoryview(b""), _sample_columns(x[last], inputs))
+
+    def _forward(self, inputs: StepInputs, x: U64, spec: StageSpec) -> U64:
+        """x: [T]. Writes each layer's words, then reads every row's whole prefix through its table."""
+        block_size = spec.block_size_tokens
+        lens = inputs.context_lens.astype(np.int64)
+        ends = np.cumsum(lens)
+        begins = ends - lens
+        rows = np.repeat(np.arange(len(lens)), lens)
+        positions = np.arange(len(rows), dtype=np.int64) - begins[rows]
+        blocks = inputs.block_tables[rows, positions // block_size].astype(np.int64)
+        places = blocks * block_size + positions % block_size
+        weights = _odd_columns(positions)
+        token_rows = np.repeat(np.arange(len(lens)), np.diff(inputs.row_offsets))
+        at = begins[token_rows] + inputs.positions  # each new token's place among the words read
+        sums = np.zeros(len(rows) + 1, np.uint64)
+        for i in range(spec.end_layer - spec.first_layer):
+            memory = self._memory[i]
+            memory[inputs.kv_slots] = x
+            np.cumsum(memory[places] * weights, out=sums[1:])
+            prefix = sums[at + 1] - sums[begins[token_rows]]
+            x = _mix_columns(x + prefix + np.uint64(_layer_salt(spec.first_layer + i)))
+        return x
