@@ -185,6 +185,11 @@ def request(model: str, priority: int, request_id: RequestId) -> str:
     return f"shoal.req.{model_token(model)}.{priority}.{_token(request_id)}"
 
 
+def request_anywhere(request_id: RequestId) -> str:
+    """Every subject that a request of this id may have."""
+    return f"shoal.req.*.*.{_token(request_id)}"
+
+
 @dataclass(frozen=True, slots=True)
 class RequestSubject:
     model: str

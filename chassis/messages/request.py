@@ -113,6 +113,7 @@ class Terminal:
     error: str = ""
     tenant: str = ""
     body_digest: bytes = b""
+    model: str = ""  # whose tokens these are
 
 
 Record = Claim | Cancel | Terminal
@@ -382,6 +383,7 @@ def build_record(record: Record) -> bytes:
                     error=record.error,
                     tenant=record.tenant,
                     body_digest=record.body_digest,
+                    model=record.model,
                 )
             )
     return m.SerializeToString()
@@ -411,6 +413,7 @@ def parse_record(data: bytes) -> Record:
                 error=t.error,
                 tenant=t.tenant,
                 body_digest=t.body_digest,
+                model=t.model,
             )
         case _:
             raise BadMessage("record: no kind")
