@@ -7,15 +7,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PoolRef(_message.Message):
-    __slots__ = ("generation", "epoch")
+    __slots__ = ("generation", "epoch", "attachment")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     generation: str
     epoch: int
-    def __init__(self, generation: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    attachment: int
+    def __init__(self, generation: _Optional[str] = ..., epoch: _Optional[int] = ..., attachment: _Optional[int] = ...) -> None: ...
+
+class TraceRef(_message.Message):
+    __slots__ = ("key", "trace_parent")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    trace_parent: bytes
+    def __init__(self, key: _Optional[str] = ..., trace_parent: _Optional[bytes] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("pool", "worker_stamps", "num_blocks", "block_size_tokens", "namespace", "held", "committed", "committed_hashes")
+    __slots__ = ("pool", "worker_stamps", "num_blocks", "block_size_tokens", "namespace", "held", "committed", "committed_hashes", "drop_cached")
     POOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_STAMPS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +34,7 @@ class AttachRequest(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_HASHES_FIELD_NUMBER: _ClassVar[int]
+    DROP_CACHED_FIELD_NUMBER: _ClassVar[int]
     pool: PoolRef
     worker_stamps: _containers.RepeatedScalarFieldContainer[str]
     num_blocks: int
@@ -32,7 +43,8 @@ class AttachRequest(_message.Message):
     held: bytes
     committed: bytes
     committed_hashes: bytes
-    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., worker_stamps: _Optional[_Iterable[str]] = ..., num_blocks: _Optional[int] = ..., block_size_tokens: _Optional[int] = ..., namespace: _Optional[str] = ..., held: _Optional[bytes] = ..., committed: _Optional[bytes] = ..., committed_hashes: _Optional[bytes] = ...) -> None: ...
+    drop_cached: bool
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., worker_stamps: _Optional[_Iterable[str]] = ..., num_blocks: _Optional[int] = ..., block_size_tokens: _Optional[int] = ..., namespace: _Optional[str] = ..., held: _Optional[bytes] = ..., committed: _Optional[bytes] = ..., committed_hashes: _Optional[bytes] = ..., drop_cached: _Optional[bool] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("kvstore_boot", "free", "cached")
@@ -45,12 +57,14 @@ class AttachReply(_message.Message):
     def __init__(self, kvstore_boot: _Optional[str] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("pool", "chains")
+    __slots__ = ("pool", "chains", "traces")
     POOL_FIELD_NUMBER: _ClassVar[int]
     CHAINS_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     pool: PoolRef
     chains: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., chains: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    traces: _containers.RepeatedCompositeFieldContainer[TraceRef]
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., chains: _Optional[_Iterable[bytes]] = ..., traces: _Optional[_Iterable[_Union[TraceRef, _Mapping]]] = ...) -> None: ...
 
 class MatchReply(_message.Message):
     __slots__ = ("blocks",)
@@ -59,20 +73,22 @@ class MatchReply(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
-    __slots__ = ("pool", "commit_blocks", "commit_hashes", "commit_parents", "release_blocks", "lease_count")
+    __slots__ = ("pool", "commit_blocks", "commit_hashes", "commit_parents", "release_blocks", "lease_count", "traces")
     POOL_FIELD_NUMBER: _ClassVar[int]
     COMMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_HASHES_FIELD_NUMBER: _ClassVar[int]
     COMMIT_PARENTS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     pool: PoolRef
     commit_blocks: bytes
     commit_hashes: bytes
     commit_parents: bytes
     release_blocks: bytes
     lease_count: int
-    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., commit_blocks: _Optional[bytes] = ..., commit_hashes: _Optional[bytes] = ..., commit_parents: _Optional[bytes] = ..., release_blocks: _Optional[bytes] = ..., lease_count: _Optional[int] = ...) -> None: ...
+    traces: _containers.RepeatedCompositeFieldContainer[TraceRef]
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., commit_blocks: _Optional[bytes] = ..., commit_hashes: _Optional[bytes] = ..., commit_parents: _Optional[bytes] = ..., release_blocks: _Optional[bytes] = ..., lease_count: _Optional[int] = ..., traces: _Optional[_Iterable[_Union[TraceRef, _Mapping]]] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
     __slots__ = ("leased_blocks", "free", "cached")
@@ -91,7 +107,7 @@ class StatsRequest(_message.Message):
     def __init__(self, generation: _Optional[str] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("total", "free", "leased", "cached", "hits", "misses", "evictions", "generations")
+    __slots__ = ("total", "free", "leased", "cached", "hits", "misses", "evictions", "generations", "old_epochs")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +116,7 @@ class StatsReply(_message.Message):
     MISSES_FIELD_NUMBER: _ClassVar[int]
     EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    OLD_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     total: int
     free: int
     leased: int
@@ -108,4 +125,5 @@ class StatsReply(_message.Message):
     misses: int
     evictions: int
     generations: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., cached: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., evictions: _Optional[int] = ..., generations: _Optional[_Iterable[str]] = ...) -> None: ...
+    old_epochs: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., cached: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., evictions: _Optional[int] = ..., generations: _Optional[_Iterable[str]] = ..., old_epochs: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,287 @@
+"""What batchers say to kvstore: value types, the remote methods, and the code between values and protobuf.
+
+Columns of block ids are little-endian u32 in bytes fields, hashes 32 bytes each.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from chassis.ids import BlockHash, BlockId, BootId, Epoch
+from chassis.messages import BadMessage
+from chassis.rpc import Method
+from chassis.wire import kvstore_pb2 as pb
+
+HASH_BYTES = 32
+CHAINS_MAX = 4096
+
+_SERVICE = "/shoal.kvstore.v1.KvStore/"
+ATTACH = Method(_SERVICE + "Attach", pb.AttachRequest, pb.AttachReply)
+MATCH = Method(_SERVICE + "Match", pb.MatchRequest, pb.MatchReply)
+EXCHANGE = Method(_SERVICE + "Exchange", pb.ExchangeRequest, pb.ExchangeReply)
+STATS = Method(_SERVICE + "Stats", pb.StatsRequest, pb.StatsReply)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRef:
+    """`attachment` is the caller's number of its attach; it grows within an epoch."""
+
+    generation: str
+    epoch: Epoch
+    attachment: int
+
+
+class TraceRef(NamedTuple):
+    """Whose trace a call belongs to: a request id or `step:<epoch>:<number>`, and its 25-byte context."""
+
+    key: str
+    trace_parent: bytes
+
+
+class Commit(NamedTuple):
+    """`parent` is zeros for the first block of a chain."""
+
+    block: BlockId
+    content: BlockHash
+    parent: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """`held` repeats a block for each further reference; `committed` says what held blocks hold, heads first.
+
+    `drop_cached`: the pool may have been in another kvstore's hands, so nothing else is known of it.
+    """
+
+    pool: PoolRef
+    worker_stamps: tuple[str, ...]
+    num_blocks: int
+    block_size_tokens: int
+    namespace: str
+    held: tuple[BlockId, ...] = ()
+    committed: tuple[tuple[BlockId, BlockHash], ...] = ()
+    drop_cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    free: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """`traces`: none, or one per chain."""
+
+    pool: PoolRef
+    chains: tuple[tuple[BlockHash, ...], ...]
+    traces: tuple[TraceRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    pool: PoolRef
+    commits: tuple[Commit, ...] = ()
+    releases: tuple[BlockId, ...] = ()  # head of a chain first
+    lease_count: int = 0
+    traces: tuple[TraceRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    leased: tuple[BlockId, ...]
+    free: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts of blocks; hits, misses and evictions since kvstore started."""
+
+    total: int
+    free: int
+    leased: int
+    cached: int
+    hits: int
+    misses: int
+    evictions: int
+    generations: tuple[str, ...] = field(default=())
+    old_epochs: int = 0
+
+
+def _ids(blocks: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(blocks)}I", *blocks)
+
+
+def _parse_ids(name: str, data: bytes) -> tuple[BlockId, ...]:
+    if len(data) % 4:
+        raise BadMessage(f"{name}: {len(data)} bytes are not whole ids of 4")
+    return struct.unpack(f"<{len(data) // 4}I", data)
+
+
+def _parse_hashes(name: str, data: bytes) -> list[BlockHash]:
+    if len(data) % HASH_BYTES:
+        raise BadMessage(f"{name}: {len(data)} bytes are not whole hashes of {HASH_BYTES}")
+    return [BlockHash(data[i : i + HASH_BYTES]) for i in range(0, len(data), HASH_BYTES)]
+
+
+def _parse_column(name: str, data: bytes, count: int) -> list[BlockHash]:
+    hashes = _parse_hashes(name, data)
+    if len(hashes) != count:
+        raise BadMessage(f"{name}: {len(hashes)} hashes for {count} blocks")
+    return hashes
+
+
+def _pool(ref: PoolRef) -> pb.PoolRef:
+    return pb.PoolRef(generation=ref.generation, epoch=ref.epoch, attachment=ref.attachment)
+
+
+def _parse_pool(m: pb.PoolRef) -> PoolRef:
+    return PoolRef(m.generation, Epoch(m.epoch), m.attachment)
+
+
+def _traces(traces: Sequence[TraceRef]) -> list[pb.TraceRef]:
+    return [pb.TraceRef(key=t.key, trace_parent=t.trace_parent) for t in traces]
+
+
+def _parse_traces(traces: Sequence[pb.TraceRef]) -> tuple[TraceRef, ...]:
+    return tuple(TraceRef(t.key, t.trace_parent) for t in traces)
+
+
+def build_attach(call: Attach) -> pb.AttachRequest:
+    return pb.AttachRequest(
+        pool=_pool(call.pool),
+        worker_stamps=call.worker_stamps,
+        num_blocks=call.num_blocks,
+        block_size_tokens=call.block_size_tokens,
+        namespace=call.namespace,
+        held=_ids(call.held),
+        committed=_ids([block for block, _ in call.committed]),
+        committed_hashes=b"".join(content for _, content in call.committed),
+        drop_cached=call.drop_cached,
+    )
+
+
+def parse_attach(m: pb.AttachRequest) -> Attach:
+    blocks = _parse_ids("committed", m.committed)
+    return Attach(
+        pool=_parse_pool(m.pool),
+        worker_stamps=tuple(m.worker_stamps),
+        num_blocks=m.num_blocks,
+        block_size_tokens=m.block_size_tokens,
+        namespace=m.namespace,
+        held=_parse_ids("held", m.held),
+        committed=tuple(
+            zip(blocks, _parse_column("committed_hashes", m.committed_hashes, len(blocks)), strict=True)
+        ),
+        drop_cached=m.drop_cached,
+    )
+
+
+def build_attached(attached: Attached, boot: BootId) -> pb.AttachReply:
+    return pb.AttachReply(kvstore_boot=boot, free=attached.free, cached=attached.cached)
+
+
+def parse_attached(m: pb.AttachReply) -> Attached:
+    return Attached(m.free, m.cached)
+
+
+def build_match(call: Match) -> pb.MatchRequest:
+    return pb.MatchRequest(
+        pool=_pool(call.pool),
+        chains=[b"".join(chain) for chain in call.chains],
+        traces=_traces(call.traces),
+    )
+
+
+def parse_match(m: pb.MatchRequest) -> Match:
+    if len(m.chains) > CHAINS_MAX:
+        raise BadMessage(f"chains: {len(m.chains)} is above {CHAINS_MAX}")
+    if m.traces and len(m.traces) != len(m.chains):
+        raise BadMessage(f"traces: {len(m.traces)} for {len(m.chains)} chains")
+    return Match(
+        pool=_parse_pool(m.pool),
+        chains=tuple(tuple(_parse_hashes("chains", chain)) for chain in m.chains),
+        traces=_parse_traces(m.traces),
+    )
+
+
+def build_matched(blocks: Sequence[Sequence[BlockId]]) -> pb.MatchReply:
+    return pb.MatchReply(blocks=[_ids(found) for found in blocks])
+
+
+def parse_matched(m: pb.MatchReply, count: int) -> tuple[tuple[BlockId, ...], ...]:
+    """`count`: how many chains were asked for."""
+    if len(m.blocks) != count:
+        raise BadMessage(f"blocks: {len(m.blocks)} answers for {count} chains")
+    return tuple(_parse_ids("blocks", found) for found in m.blocks)
+
+
+def build_exchange(call: Exchange) -> pb.ExchangeRequest:
+    return pb.ExchangeRequest(
+        pool=_pool(call.pool),
+        commit_blocks=_ids([c.block for c in call.commits]),
+        commit_hashes=b"".join([c.content for c in call.commits]),
+        commit_parents=b"".join([c.parent for c in call.commits]),
+        release_blocks=_ids(call.releases),
+        lease_count=call.lease_count,
+        traces=_traces(call.traces),
+    )
+
+
+def parse_exchange(m: pb.ExchangeRequest) -> Exchange:
+    blocks = _parse_ids("commit_blocks", m.commit_blocks)
+    contents = _parse_column("commit_hashes", m.commit_hashes, len(blocks))
+    parents = _parse_column("commit_parents", m.commit_parents, len(blocks))
+    return Exchange(
+        pool=_parse_pool(m.pool),
+        commits=tuple(map(Commit, blocks, contents, parents)),
+        releases=_parse_ids("release_blocks", m.release_blocks),
+        lease_count=m.lease_count,
+        traces=_parse_traces(m.traces),
+    )
+
+
+def build_exchanged(done: Exchanged) -> pb.ExchangeReply:
+    return pb.ExchangeReply(leased_blocks=_ids(done.leased), free=done.free, cached=done.cached)
+
+
+def parse_exchanged(m: pb.ExchangeReply) -> Exchanged:
+    return Exchanged(_parse_ids("leased_blocks", m.leased_blocks), m.free, m.cached)
+
+
+def build_stats_question(generation: str) -> pb.StatsRequest:
+    return pb.StatsRequest(generation=generation)
+
+
+def parse_stats_question(m: pb.StatsRequest) -> str:
+    return m.generation
+
+
+def build_stats(stats: Stats) -> pb.StatsReply:
+    return pb.StatsReply(
+        total=stats.total,
+        free=stats.free,
+        leased=stats.leased,
+        cached=stats.cached,
+        hits=stats.hits,
+        misses=stats.misses,
+        evictions=stats.evictions,
+        generations=stats.generations,
+        old_epochs=stats.old_epochs,
+    )
+
+
+def parse_stats(m: pb.StatsReply) -> Stats:
+    return Stats(
+        total=m.total,
+        free=m.free,
+        leased=m.leased,
+        cached=m.cached,
+        hits=m.hits,
+        misses=m.misses,
+        evictions=m.evictions,
+        generations=tuple(m.generations),
+        old_epochs=m.old_epochs,
+    )

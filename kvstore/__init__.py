@@ -1,0 +1,1 @@
+"""The ledger of paged blocks: leases, reference counts, the prefix index and its eviction."""
