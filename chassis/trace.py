@@ -2,7 +2,8 @@
 
 A span belongs to a `key`: a request id, or `step:<epoch>:<number>`. `keep` marks keys; the exporter takes
 their spans to OTLP (when configured) and to the TRACES stream. Ids are derived, so that services agree
-without talking: a request's trace id comes with its trace parent, a step's from its epoch and number.
+without talking: a request's trace id comes with its trace parent, a step's from its batcher's boot, epoch
+and number (`step_context`).
 """
 
 import hashlib
@@ -56,6 +57,12 @@ class Tracer(Protocol):
 
     def new_span_id(self) -> bytes: ...
 
+
+# ---- what the tools rely on ------------------------------------------------------------------------
+
+ATTEMPT = "shoal.attempt"  # batcher.request: above 1 when the request was redelivered or taken over
+STEPS = "shoal.steps"  # batcher.prefill, batcher.decode: `encode_steps` of the steps they ran in
+REQUESTS = "shoal.requests"  # batcher.step: the ids of its requests, separated by commas
 
 # ---- keys and derived ids --------------------------------------------------------------------------
 
@@ -126,7 +133,6 @@ class SpanRing:
     """
 
     SUMMARY = "batcher.request"
-    ATTEMPT = "shoal.attempt"  # attribute of the summary: above 1 when the request was redelivered
 
     def __init__(
         self,
@@ -227,7 +233,7 @@ class SpanRing:
             if span.error is not None:
                 return True
             if span.name == self.SUMMARY and (
-                span.end_ns - span.start_ns >= self._slow_ns or int(span.attributes.get(self.ATTEMPT, 1)) > 1
+                span.end_ns - span.start_ns >= self._slow_ns or int(span.attributes.get(ATTEMPT, 1)) > 1
             ):
                 return True
         self._emit([span for span in spans if span.name == self.SUMMARY])
