@@ -10,6 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message as ProtoMessage
 
+MESSAGE_BYTES_MAX = 32 << 20  # of a request or a reply; above it: RpcRejected RESOURCE_EXHAUSTED
+# Answers that say no more than silence does; as RpcUnavailable, also when a handler raises them.
+UNAVAILABLE_CODES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+
 Req = TypeVar("Req", bound=ProtoMessage)
 Rep = TypeVar("Rep", bound=ProtoMessage)
 
