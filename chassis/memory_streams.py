@@ -1,0 +1,262 @@
+"""Pure. Streams and durable consumers in memory, with the semantics of a JetStream broker.
+
+Rules: sequences are the stream's and are never used twice; a conditional write is taken only if it names
+the subject's last sequence; a work queue forgets a message only for an acknowledgement. Order is that of
+sequences, never of a set. Time comes with the call.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chassis.bus import Appended, Headers, Stored
+from chassis.errors import StreamFull, SubjectTaken, WrongSequence
+from chassis.subjects import ConsumerLayout, Discard, Retention, StreamLayout, matches
+
+CLOCK_GRAIN_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A message id that the stream remembers."""
+
+    message_id: str
+    seq: int
+    until_s: float
+
+
+class MemoryStream:
+    def __init__(self, layout: StreamLayout) -> None:
+        self.layout = layout
+        self.last_seq = 0
+        self.consumers: dict[str, MemoryConsumer] = {}
+        self._messages: dict[int, Stored] = {}  # in order of sequence
+        self._subjects: dict[str, deque[int]] = {}
+        self._appended_s: dict[int, float] = {}
+        self._bytes = 0
+        self._ids: dict[str, _Known] = {}  # in order of time
+
+    def takes(self, subject: str) -> bool:
+        return any(matches(pattern, subject) for pattern in self.layout.subjects)
+
+    def append(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Headers,
+        expected_seq: int | None,
+        message_id: str | None,
+        now_s: float,
+        wall_ns: int,
+    ) -> Appended:
+        """Raises WrongSequence, SubjectTaken, StreamFull."""
+        self.expire(now_s)
+        if message_id is not None and (known := self._ids.get(message_id)) is not None:
+            return Appended(known.seq, duplicate=True)
+        seqs = self._subjects.get(subject)
+        subject_seq = seqs[-1] if seqs else 0
+        if expected_seq is not None and expected_seq != subject_seq:
+            raise WrongSequence(f"{subject}: last is {subject_seq}, expected {expected_seq}")
+        self._make_room(subject, len(data))
+        self.last_seq += 1
+        seq = self.last_seq
+        self._messages[seq] = Stored(subject, data, seq, wall_ns, headers)
+        self._appended_s[seq] = now_s
+        self._subjects.setdefault(subject, deque()).append(seq)
+        self._bytes += len(data)
+        if message_id is not None and self.layout.duplicate_window_s > 0:
+            self._ids[message_id] = _Known(message_id, seq, now_s + self.layout.duplicate_window_s)
+        for consumer in self.consumers.values():
+            consumer.offer(seq, subject)
+        return Appended(seq, duplicate=False)
+
+    def _make_room(self, subject: str, size: int) -> None:
+        layout = self.layout
+        held = self._subjects.get(subject)
+        if held and 0 < layout.msgs_per_subject_max <= len(held):
+            if layout.discard_new_per_subject:
+                raise SubjectTaken(subject)
+            self.remove(held[0])
+        if layout.bytes_max and size > layout.bytes_max:
+            raise StreamFull(f"{layout.name}: {size} bytes")
+        while self._is_full(size):
+            if layout.discard is Discard.NEW:
+                raise StreamFull(layout.name)
+            self.remove(next(iter(self._messages)))
+
+    def _is_full(self, size: int) -> bool:
+        by_count = 0 < self.layout.msgs_max <= len(self._messages)
+        return by_count or 0 < self.layout.bytes_max < self._bytes + size
+
+    def get(self, seq: int) -> Stored | None:
+        return self._messages.get(seq)
+
+    def last(self, subject: str, now_s: float, records_behind: int = 0) -> Stored | None:
+        """The newest message of a subject (wildcards allowed), or one that a stale reader would see."""
+        self.expire(now_s)
+        if "*" in subject or ">" in subject:
+            seqs = sorted(s for name, held in self._subjects.items() if matches(subject, name) for s in held)
+        else:
+            seqs = list(self._subjects.get(subject, ()))
+        return self._messages[seqs[-1 - records_behind]] if len(seqs) > records_behind else None
+
+    def read(self, subject: str, start_seq: int, count_max: int, now_s: float) -> list[Stored]:
+        self.expire(now_s)
+        found: list[Stored] = []
+        for message in self._messages.values():
+            if len(found) == count_max:
+                break
+            if message.seq >= start_seq and matches(subject, message.subject):
+                found.append(message)
+        return found
+
+    def remove(self, seq: int) -> None:
+        message = self._messages.pop(seq)
+        del self._appended_s[seq]
+        self._bytes -= len(message.data)
+        held = self._subjects[message.subject]
+        held.remove(seq)
+        if not held:
+            del self._subjects[message.subject]
+        for consumer in self.consumers.values():
+            consumer.forget(seq)
+
+    def expire(self, now_s: float) -> None:
+        if self.layout.age_max_s:
+            while self._messages:
+                oldest = next(iter(self._messages))
+                if self._appended_s[oldest] + self.layout.age_max_s > now_s:
+                    break
+                self.remove(oldest)
+        while self._ids:
+            known = next(iter(self._ids.values()))
+            if known.until_s > now_s:
+                break
+            del self._ids[known.message_id]
+
+    def forget_ids(self) -> None:
+        """What a broker may do when it restarts."""
+        self._ids.clear()
+
+    def messages(self) -> Iterator[Stored]:
+        return iter(self._messages.values())
+
+    def check(self) -> None:
+        """Invariants."""
+        assert list(self._messages) == sorted(self._messages)
+        assert list(self._messages) == list(self._appended_s)
+        assert sorted(s for held in self._subjects.values() for s in held) == list(self._messages)
+        assert self._bytes == sum(len(m.data) for m in self._messages.values())
+        if self.layout.msgs_per_subject_max:
+            assert all(len(h) <= self.layout.msgs_per_subject_max for h in self._subjects.values())
+        for consumer in self.consumers.values():
+            consumer.check()
+
+
+@dataclass(slots=True)
+class _Held:
+    """A message that somebody has. `due_s`: when it is given to someone else."""
+
+    count: int
+    serial: int  # of its last delivery
+    due_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    message: Stored
+    count: int
+    serial: int
+    due_s: float
+
+
+class MemoryConsumer:
+    """Gives each message to one at a time, again after `ack_wait_s`, until it is acknowledged."""
+
+    def __init__(self, layout: ConsumerLayout, stream: MemoryStream) -> None:
+        self.layout = layout
+        self.serial = 0  # of deliveries
+        self._stream = stream
+        self._fresh: deque[int] = deque()
+        self._again: dict[int, None] = {}  # held messages whose holder lost them, in order
+        self._held: dict[int, _Held] = {}
+        for message in stream.messages():
+            self.offer(message.seq, message.subject)
+
+    def offer(self, seq: int, subject: str) -> None:
+        if matches(self.layout.filter, subject):
+            self._fresh.append(seq)
+
+    def forget(self, seq: int) -> None:
+        """The stream no longer has it."""
+        self._held.pop(seq, None)
+        self._again.pop(seq, None)
+
+    def give(self, now_s: float, ack_wait_s: float) -> Given | None:
+        """The next message, if any: those to be delivered again come first."""
+        if self._again:
+            seq = next(iter(self._again))
+            del self._again[seq]
+            held = self._held[seq]
+            held.count += 1
+        else:
+            while self._fresh and self._stream.get(self._fresh[0]) is None:
+                self._fresh.popleft()
+            if not self._fresh or len(self._held) >= self.layout.ack_pending_max:
+                return None
+            seq = self._fresh.popleft()
+            held = self._held[seq] = _Held(count=1, serial=0, due_s=0.0)
+        held.due_s = now_s + ack_wait_s
+        self.serial += 1
+        held.serial = self.serial
+        message = self._stream.get(seq)
+        assert message is not None
+        return Given(message, held.count, held.serial, held.due_s)
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._again or self._fresh)
+
+    def due_s(self, seq: int) -> float | None:
+        """When a held message will be given again; None if it is not held, or waits already."""
+        held = self._held.get(seq)
+        return None if held is None or seq in self._again else held.due_s
+
+    def ack(self, seq: int) -> None:
+        if seq not in self._held:
+            return
+        self.forget(seq)
+        if self._stream.layout.retention is Retention.WORK_QUEUE:
+            self._stream.remove(seq)
+
+    def progress(self, seq: int, until_s: float) -> None:
+        held = self._held.get(seq)
+        if held is not None and seq not in self._again:
+            held.due_s = until_s
+
+    def take_back(self, seq: int, now_s: float) -> bool:
+        """Gives a held message to the next who asks, if its time is over."""
+        due_s = self.due_s(seq)
+        if due_s is None or due_s > now_s + CLOCK_GRAIN_S:
+            return False
+        self._again[seq] = None
+        return True
+
+    def take_back_all(self, *, forget_counts: bool) -> None:
+        for seq, held in sorted(self._held.items()):
+            self._again[seq] = None
+            if forget_counts:
+                held.count -= 1
+
+    def held(self) -> list[int]:
+        return [seq for seq in self._held if seq not in self._again]
+
+    def last_serial(self, seq: int) -> int | None:
+        """Which delivery is the message's newest; None when nobody holds it."""
+        held = self._held.get(seq)
+        return None if held is None else held.serial
+
+    def check(self) -> None:
+        assert all(seq in self._held for seq in self._again)
+        assert all(self._stream.get(seq) is not None for seq in self._held)
+        assert len(self._held) <= self.layout.ack_pending_max
