@@ -62,9 +62,7 @@ class Transport(Protocol):
     async def listen(self, address: str, accept: Accept, options: LinkOptions) -> str:
         """Starts accepting; returns the address to dial (port 0 resolved). `accept` must not block."""
 
-    async def dial(
-        self, address: str, hello: bytes, options: LinkOptions, timeout_s: float = 2.0
-    ) -> Link:
+    async def dial(self, address: str, hello: bytes, options: LinkOptions, timeout_s: float = 2.0) -> Link:
         """Raises LinkClosed when nobody answers in time."""
 
     async def close(self) -> None: ...

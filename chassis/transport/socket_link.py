@@ -1,0 +1,282 @@
+"""One end of a link over a TCP or unix socket: bytes go straight from the kernel into their slot.
+
+On the wire: a 16-byte prefix (magic, kind, header length, payload length), then the header, then the
+payload. The dialling end greets with what it offers (slots, slot size) and its hello; the other end
+answers with its own offer. A frame spends one of the peer's slots; releasing it sends a credit back.
+Whatever does not fit this (wrong magic, a length above the limit, a frame without a slot) closes that
+one connection. Slots grow on demand up to their limit, so that links of small frames stay small.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import cast
+
+from chassis.errors import LinkClosed
+from chassis.transport.flow import Flow, Waiters, check_size
+from chassis.transport.interface import HEADER_BYTES_MAX, LinkOptions
+
+Told = Callable[["SocketLink", bool], None]  # once True when the link stands; False when it is lost
+
+_PREFIX = struct.Struct("<HBBIQ")  # magic, kind, reserved, header length, payload length
+_OFFER = struct.Struct("<IQ")  # slots, slot_bytes
+_MAGIC = 0x51A0  # with the version of this format in its last digit
+_STAGING_BYTES = 16 << 10  # small frames arrive through here in one read
+_JOINED_BYTES_MAX = 32 << 10  # smaller frames are written in one call
+_SLOT_BYTES_MIN = 4 << 10
+_SLOTS_MAX = 1024
+_KEEPALIVE_S = 1  # idle time and interval of the kernel's probes
+_KEEPALIVE_COUNT = 3
+
+
+class _Kind(IntEnum):
+    HELLO = 1
+    WELCOME = 2
+    FRAME = 3
+    CREDIT = 4
+
+
+class _BadBytes(Exception):
+    """The peer does not speak this format."""
+
+
+class SocketFrame:
+    def __init__(self, link: "SocketLink", header: bytes, slot: int, payload: memoryview) -> None:
+        self._link = link
+        self._header = header
+        self._slot = slot
+        self._payload = payload
+        self._released = False
+
+    @property
+    def header(self) -> bytes:
+        return self._header
+
+    @property
+    def payload(self) -> memoryview:
+        return self._payload
+
+    def release(self) -> None:
+        if not self._released:
+            self._released = True
+            self._link.release_slot(self._slot)
+
+
+class SocketLink(asyncio.BufferedProtocol):
+    """One end, protocol and link at once. Receives in three targets: prefix, header, payload."""
+
+    def __init__(self, kind: str, listening: bool, options: LinkOptions, hello: bytes, told: Told) -> None:
+        self._kind = kind
+        self._listening = listening
+        self._options = options
+        self._hello = hello
+        self._told = told
+        self._transport: asyncio.Transport | None = None
+        self._flow: Flow[SocketFrame] = Flow(credits=0, slots=options.slots)
+        self._peer_slot_bytes = 0
+        self._standing = False  # both offers are known
+        self._writable = True
+        self._drained = Waiters()
+        self._slots = [bytearray() for _ in range(options.slots)]
+        self._free_slots = list(range(options.slots))
+        self._staging = memoryview(bytearray(_STAGING_BYTES))
+        self._prefix = bytearray(_PREFIX.size)
+        self._expect_prefix()
+
+    # ---- the link ----------------------------------------------------------------------------------
+
+    @property
+    def hello(self) -> bytes:
+        return self._hello
+
+    @property
+    def kind(self) -> str:
+        return self._kind
+
+    @property
+    def closed(self) -> bool:
+        return self._flow.closed is not None
+
+    async def send(self, header: bytes, payload: bytes | memoryview = b"") -> None:
+        check_size(header, payload, self._peer_slot_bytes)
+        try:
+            await self._flow.take_credit(self._options.send_timeout_s)
+            self._write(_Kind.FRAME, header, payload)
+            if not self._writable:
+                await self._drain()
+        except TimeoutError:
+            self.close("the peer took no frame in time")
+            raise LinkClosed("the peer took no frame in time") from None
+
+    async def receive(self) -> SocketFrame:
+        return await self._flow.take_frame()
+
+    def close(self, why: str = "closed here") -> None:
+        self._flow.shut(why)
+        self._drained.wake_all()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def release_slot(self, slot: int) -> None:
+        self._free_slots.append(slot)
+        if not self.closed:
+            self._write(_Kind.CREDIT)
+
+    def say_hello(self) -> None:
+        self._write(_Kind.HELLO, _offer(self._options) + self._hello)
+
+    async def _drain(self) -> None:
+        """Until the kernel has all: before that the payload is not ours to give back."""
+        try:
+            async with asyncio.timeout(self._options.send_timeout_s):
+                while not self._writable:
+                    await self._drained.wait()
+                    self._flow.check_open()
+        except asyncio.CancelledError:
+            self.close("a send was broken off")
+            raise
+
+    def _write(self, kind: _Kind, header: bytes = b"", payload: bytes | memoryview = b"") -> None:
+        assert self._transport is not None
+        view = memoryview(payload)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        head = _PREFIX.pack(_MAGIC, kind, 0, len(header), len(view)) + header
+        if len(view) <= _JOINED_BYTES_MAX:
+            self._transport.write(head + view)
+        else:
+            self._transport.write(head)
+            self._transport.write(view)
+
+    # ---- asyncio's protocol ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and self._kind == "tcp":
+            _tune(sock, self._options.send_timeout_s)
+        if self.closed:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._flow.shut("connection lost" if error is None else f"connection lost: {error}")
+        self._drained.wake_all()
+        self._told(self, False)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._drained.wake_all()
+
+    def get_buffer(self, size_hint: int) -> memoryview:
+        """The target itself when much is missing, else the staging buffer."""
+        missing = len(self._target) - self._filled
+        return self._target[self._filled :] if missing >= _STAGING_BYTES else self._staging
+
+    def buffer_updated(self, count: int) -> None:
+        if self.closed:
+            return
+        try:
+            if len(self._target) - self._filled >= _STAGING_BYTES:
+                self._filled += count
+                self._advance()
+            else:
+                self._take(self._staging[:count])
+        except _BadBytes as error:
+            self.close(f"not our format: {error}")
+
+    def _take(self, data: memoryview) -> None:
+        while data and not self.closed:
+            part = data[: len(self._target) - self._filled]
+            self._target[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            data = data[len(part) :]
+            self._advance()
+
+    def _advance(self) -> None:
+        """Goes on to the next target whenever one is full; empty ones are full at once."""
+        while self._filled == len(self._target) and not self.closed:
+            self._next()
+
+    # ---- targets -----------------------------------------------------------------------------------
+
+    def _expect(self, target: memoryview, following: Callable[[], None]) -> None:
+        self._target, self._filled, self._next = target, 0, following
+
+    def _expect_prefix(self) -> None:
+        self._expect(memoryview(self._prefix), self._prefix_done)
+
+    def _prefix_done(self) -> None:
+        magic, kind, _, header_len, payload_len = _PREFIX.unpack(self._prefix)
+        if magic != _MAGIC or header_len > HEADER_BYTES_MAX or payload_len > self._options.slot_bytes:
+            raise _BadBytes("prefix")
+        first = _Kind.HELLO if self._listening else _Kind.WELCOME
+        allowed = (_Kind.FRAME, _Kind.CREDIT) if self._standing else (first,)
+        if kind not in allowed or (kind != _Kind.FRAME and payload_len):
+            raise _BadBytes(f"kind {kind}")
+        if kind == _Kind.FRAME and not self._free_slots:
+            raise _BadBytes("a frame without a slot")
+        self._arriving = _Kind(kind)
+        self._arriving_payload = payload_len
+        self._header = bytearray(header_len)
+        self._expect(memoryview(self._header), self._header_done)
+
+    def _header_done(self) -> None:
+        match self._arriving:
+            case _Kind.FRAME:
+                self._slot = self._free_slots.pop()
+                slot = self._slots[self._slot]
+                if len(slot) < self._arriving_payload:
+                    size = max(_SLOT_BYTES_MIN, 1 << (self._arriving_payload - 1).bit_length())
+                    slot = self._slots[self._slot] = bytearray(min(size, self._options.slot_bytes))
+                self._expect(memoryview(slot)[: self._arriving_payload], self._payload_done)
+                return
+            case _Kind.CREDIT:
+                if self._flow.credits >= _SLOTS_MAX:
+                    raise _BadBytes("credits from nowhere")
+                self._flow.add_credits(1)
+            case _Kind.HELLO | _Kind.WELCOME:
+                self._stand()
+        self._expect_prefix()
+
+    def _payload_done(self) -> None:
+        payload = self._target
+        self._expect_prefix()
+        self._flow.put_frame(SocketFrame(self, bytes(self._header), self._slot, payload))
+
+    def _stand(self) -> None:
+        if len(self._header) < _OFFER.size:
+            raise _BadBytes("offer")
+        slots, self._peer_slot_bytes = _OFFER.unpack_from(self._header)
+        if not 0 < slots <= _SLOTS_MAX:
+            raise _BadBytes("offer")
+        if self._arriving is _Kind.HELLO:
+            self._hello = bytes(self._header[_OFFER.size :])
+            self._write(_Kind.WELCOME, _offer(self._options))
+        self._standing = True
+        self._flow.add_credits(slots)
+        self._told(self, True)
+
+
+def _offer(options: LinkOptions) -> bytes:
+    assert 0 < options.slots <= _SLOTS_MAX
+    return _OFFER.pack(options.slots, options.slot_bytes)
+
+
+def _tune(sock: socket.socket, send_timeout_s: float) -> None:
+    """No waiting for more to send; a peer that vanishes without a word is noticed by the kernel."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(send_timeout_s * 1000))
