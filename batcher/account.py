@@ -1,0 +1,259 @@
+"""The batcher's spans: one tree per request, one trace per step, linked both ways.
+
+Marks are taken as events and effects pass through the shell; spans are recorded when a request leaves or
+a step returns. Decode is recorded in segments of `SEGMENT_TOKENS`, each linked to the steps that made it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from batcher.events import StepPlan
+from chassis.ids import BootId, RequestId
+from chassis.messages.pipeline import StageTiming
+from chassis.messages.request import Request, Terminal
+from chassis.trace import Span, TraceContext, Tracer, Value, encode_steps, step_context, step_key
+
+SEGMENT_TOKENS = 32
+LINKS_MAX = 128
+STEPS_MAX = 4096  # kept per request
+
+
+@dataclass(slots=True)
+class _Segment:
+    start_ns: int
+    end_ns: int
+    tokens: int = 0
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request on its way through this batcher."""
+
+    request: Request
+    context: TraceContext
+    parent: bytes | None
+    stored_ns: int
+    delivered_ns: int
+    deliveries: int
+    admitted_ns: int | None = None
+    attempt: int = 0
+    spans: list[Span] = field(default_factory=list)
+    segment: _Segment | None = None
+    first_token_ns: int | None = None
+    num_steps: int = 0
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    terminal: Terminal | None = None
+    calls: dict[str, int] = field(default_factory=dict)  # what is under way: name -> since
+
+
+class Account:
+    def __init__(self, boot: BootId, tracer: Tracer) -> None:
+        self._boot = boot
+        self._tracer = tracer
+        self._open: dict[RequestId, _Open] = {}
+        self._sent: dict[tuple[int, int], tuple[StepPlan, int]] = {}
+
+    # ---- requests
+
+    def delivered(self, request: Request, stored_ns: int, now_ns: int, count: int) -> None:
+        known = self._open.get(request.id)
+        if known is not None:
+            known.deliveries = max(known.deliveries, count)
+            return
+        parent = TraceContext.decode(request.trace_parent)
+        trace_id = parent.trace_id if parent else step_context(request.id, 0, 0).trace_id
+        self._open[request.id] = _Open(
+            request,
+            TraceContext(trace_id, self._tracer.new_span_id()),
+            parent.span_id if parent else None,
+            min(stored_ns, now_ns),
+            now_ns,
+            count,
+        )
+
+    def admitted(self, request_id: RequestId, now_ns: int) -> None:
+        o = self._open.get(request_id)
+        if o is not None and o.admitted_ns is None:
+            o.admitted_ns = now_ns
+
+    def began(self, request_id: RequestId, what: str, now_ns: int) -> None:
+        """A call (claim, finish, takeover, kv_match) starts; `ended` makes its span."""
+        o = self._open.get(request_id)
+        if o is not None:
+            o.calls[what] = now_ns
+
+    def ended(self, request_id: RequestId, what: str, now_ns: int, **attributes: Value) -> None:
+        o = self._open.get(request_id)
+        since = o.calls.pop(what, None) if o is not None else None
+        if o is not None and since is not None:
+            self._child(o, f"batcher.{what}", since, now_ns, attributes)
+
+    def claimed(self, request_id: RequestId, attempt: int) -> None:
+        o = self._open.get(request_id)
+        if o is not None:
+            o.attempt = attempt
+
+    def interrupted(self, request_ids: Sequence[RequestId], epoch: int, cause: str, now_ns: int) -> None:
+        """What a lost pipeline had outstanding: written here, by who knows."""
+        for request_id in request_ids:
+            o = self._open.get(request_id)
+            if o is not None:
+                self._close_segment(o)
+                o.calls["interrupted"] = now_ns
+        lost = [key for key in self._sent if key[0] == epoch]
+        for key in lost:
+            plan, start_ns = self._sent.pop(key)
+            self._step_span(plan, start_ns, now_ns, (), error=cause)
+
+    def terminal(self, request_id: RequestId, record: Terminal) -> None:
+        o = self._open.get(request_id)
+        if o is not None:
+            o.terminal = record
+
+    def closed(self, request_id: RequestId, why: str, now_ns: int) -> None:
+        """The request left: record its tree, and say that it is worth keeping."""
+        o = self._open.pop(request_id, None)
+        if o is None:
+            return
+        self._close_segment(o)
+        for what, since in o.calls.items():
+            self._child(o, f"batcher.{what}", since, now_ns, {})
+        self._child(o, "batcher.queue", o.stored_ns, o.delivered_ns, {"messaging.system": "nats"})
+        until = o.admitted_ns if o.admitted_ns is not None else o.first_token_ns or now_ns
+        self._child(o, "batcher.wait", o.delivered_ns, max(until, o.delivered_ns), {})
+        for span in o.spans:
+            self._tracer.record(span)
+        self._tracer.record(self._summary(o, why, now_ns))
+        self._tracer.keep([request_id, *(step_key(*s) for s in o.steps)])
+
+    def _summary(self, o: _Open, why: str, now_ns: int) -> Span:
+        attributes: dict[str, Value] = {
+            "gen_ai.request.model": o.request.model,
+            "shoal.request_id": o.request.id,
+            "shoal.boot": self._boot,
+            "shoal.outcome": why,
+            "shoal.attempt": o.attempt,
+            "shoal.deliveries": o.deliveries,
+            "shoal.steps": encode_steps(o.steps),
+            "shoal.num_steps": o.num_steps,
+        }
+        error = None
+        if o.terminal is not None:
+            t, usage = o.terminal.timings, o.terminal.usage
+            attributes |= {
+                "gen_ai.response.finish_reasons": o.terminal.reason.value,
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                "shoal.queued_us": t.queued_us,
+                "shoal.waiting_us": t.waiting_us,
+                "shoal.prefill_us": t.prefill_us,
+                "shoal.decode_us": t.decode_us,
+                "shoal.interrupted_us": t.interrupted_us,
+                "shoal.preemptions": t.preemptions,
+                "shoal.recomputed_tokens": t.recomputed_tokens,
+            }
+            error = o.terminal.error or None
+        return Span(
+            o.request.id, "batcher.request", o.context, o.parent, o.stored_ns, now_ns, attributes, (), error
+        )
+
+    def _child(
+        self,
+        o: _Open,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: dict[str, Value],
+        links: tuple[TraceContext, ...] = (),
+    ) -> None:
+        context = TraceContext(o.context.trace_id, self._tracer.new_span_id())
+        o.spans.append(
+            Span(o.request.id, name, context, o.context.span_id, start_ns, end_ns, attributes, links)
+        )
+
+    # ---- steps
+
+    def sent(self, plan: StepPlan, now_ns: int) -> bytes:
+        """A step goes out; returns its trace parent."""
+        if plan.rows:
+            self._sent[(plan.epoch, plan.number)] = (plan, now_ns)
+        return step_context(self._boot, plan.epoch, plan.number).encode()
+
+    def returned(self, epoch: int, number: int, timings: Sequence[StageTiming], now_ns: int) -> None:
+        known = self._sent.pop((epoch, number), None)
+        if known is None:
+            return
+        plan, start_ns = known
+        self._step_span(plan, start_ns, now_ns, timings)
+        for row in plan.rows:
+            o = self._open.get(row.request_id)
+            if o is not None:
+                self._row(o, plan, row.samples, start_ns, now_ns)
+
+    def _row(self, o: _Open, plan: StepPlan, samples: bool, start_ns: int, now_ns: int) -> None:
+        since = o.calls.pop("interrupted", None)
+        if since is not None:
+            self._child(o, "batcher.interrupted", since, start_ns, {})
+        o.num_steps += 1
+        step = (int(plan.epoch), plan.number)
+        if len(o.steps) < STEPS_MAX:
+            o.steps.append(step)
+        decoding = o.first_token_ns is not None
+        if o.segment is None:
+            o.segment = _Segment(start_ns if not decoding else min(start_ns, now_ns), now_ns)
+        o.segment.end_ns = now_ns
+        o.segment.steps.append(step)
+        if samples:
+            o.segment.tokens += 1
+        if samples and not decoding:
+            self._close_segment(o)
+            o.first_token_ns = now_ns
+        elif len(o.segment.steps) >= SEGMENT_TOKENS:
+            self._close_segment(o)
+
+    def _close_segment(self, o: _Open) -> None:
+        segment, o.segment = o.segment, None
+        if segment is None:
+            return
+        links = tuple(step_context(self._boot, e, n) for e, n in segment.steps[:LINKS_MAX])
+        name = "batcher.prefill" if o.first_token_ns is None else "batcher.decode"
+        attributes: dict[str, Value] = {
+            "shoal.tokens": segment.tokens,
+            "shoal.steps": encode_steps(segment.steps),
+        }
+        self._child(o, name, segment.start_ns, segment.end_ns, attributes, links)
+
+    def _step_span(
+        self,
+        plan: StepPlan,
+        start_ns: int,
+        end_ns: int,
+        timings: Sequence[StageTiming],
+        error: str | None = None,
+    ) -> None:
+        members = [self._open[r.request_id] for r in plan.rows if r.request_id in self._open]
+        attributes: dict[str, Value] = {
+            "shoal.epoch": int(plan.epoch),
+            "shoal.step": plan.number,
+            "shoal.rows": len(plan.rows),
+            "shoal.tokens": sum(len(r.token_ids) for r in plan.rows),
+            "shoal.requests": ",".join(r.request_id for r in plan.rows[:LINKS_MAX]),
+        }
+        for t in timings:
+            attributes[f"shoal.stage.{t.stage}.wait_us"] = t.wait_ns // 1000
+            attributes[f"shoal.stage.{t.stage}.compute_us"] = t.compute_ns // 1000
+        self._tracer.record(
+            Span(
+                step_key(plan.epoch, plan.number),
+                "batcher.step",
+                step_context(self._boot, plan.epoch, plan.number),
+                None,
+                start_ns,
+                end_ns,
+                attributes,
+                tuple(o.context for o in members[:LINKS_MAX]),
+                error,
+            )
+        )

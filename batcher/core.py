@@ -1,0 +1,212 @@
+"""Pure. The batcher's mind: formation, ownership and scheduling, composed. `handle(event) -> effects`.
+
+Ownership decides who may run and end a request, the scheduler what runs in which step, formation on what
+pipeline. They speak through this file alone. After each batch of events the shell asks for `plans`.
+"""
+
+from dataclasses import dataclass, replace
+
+from batcher.events import (
+    Append,
+    BlocksExchanged,
+    BlocksMatched,
+    Drain,
+    Enqueue,
+    OwnershipEffect,
+    OwnershipEvent,
+    PipelineChanged,
+    PoolAttached,
+    Run,
+    StepPlan,
+    StepReturned,
+    Stop,
+    Tick,
+    WorkersDied,
+)
+from batcher.events import BlockEffect as BlockEffect
+from batcher.formation import (
+    CloseLinks,
+    EpochWritten,
+    Formation,
+    FormationEffect,
+    FormStage,
+    PipelineLost,
+    StageFormed,
+    State,
+    Stood,
+    WorkersSeen,
+    WriteEpoch,
+)
+from batcher.ownership import Ownership
+from batcher.scheduler import Scheduler, Stopped
+from chassis.ids import Epoch, RequestId
+from chassis.messages.request import Terminal
+
+Event = (
+    OwnershipEvent
+    | WorkersSeen
+    | EpochWritten
+    | StageFormed
+    | PipelineLost
+    | StepReturned
+    | BlocksMatched
+    | BlocksExchanged
+    | PoolAttached
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The pipeline is lost; these requests were in its steps."""
+
+    epoch: Epoch
+    cause: str
+    request_ids: tuple[RequestId, ...]
+
+
+Effect = OwnershipEffect | BlockEffect | FormationEffect | Interrupted
+
+
+class Core:
+    def __init__(
+        self, ownership: Ownership, scheduler: Scheduler, formation: Formation, reform_timeout_s: float
+    ) -> None:
+        self.ownership = ownership
+        self.scheduler = scheduler
+        self.formation = formation
+        self._reform_timeout_s = reform_timeout_s
+        self._generation: str | None = None
+        self._give_up_at: float | None = None  # when a lost pipeline's requests are let go
+        self._draining = False
+        self._out: list[Effect] = []
+
+    # ---- inputs
+
+    def handle(self, event: Event) -> list[Effect]:
+        match event:
+            case WorkersSeen() | EpochWritten() | StageFormed():
+                self._formation(self.formation.handle(event), event.now)
+            case PipelineLost():
+                self._lost(event)
+            case StepReturned():
+                if not self.scheduler.returned(event):
+                    self._lost(PipelineLost(event.now, event.epoch, None, "a step out of order"))
+            case BlocksMatched() | BlocksExchanged() | PoolAttached():
+                self.scheduler.handle_blocks(event)
+            case Tick():
+                self._tick(event)
+            case Drain():
+                self._draining = True
+                self._owned(self.ownership.handle(event), event.now)
+            case _:
+                self._owned(self.ownership.handle(event), event.now)
+        self._settle(event.now)
+        out, self._out = self._out, []
+        return out
+
+    def plans(self, now: float) -> tuple[list[StepPlan], list[Effect]]:
+        """The steps that can go now, and what planning them wants done."""
+        plans: list[StepPlan] = []
+        while (plan := self.scheduler.plan(now)) is not None:
+            plans.append(plan)
+        self._settle(now)
+        out, self._out = self._out, []
+        return plans, out
+
+    def next_timer(self) -> float | None:
+        times = (
+            self.formation.next_timer(),
+            self.ownership.next_timer(),
+            self.scheduler.wake_at(),
+            self._give_up_at,
+        )
+        return min((t for t in times if t is not None), default=None)
+
+    # ---- queries
+
+    @property
+    def standing(self) -> bool:
+        return self.formation.state is State.STANDING
+
+    @property
+    def accepting(self) -> bool:
+        """Whether deliveries may be fetched now."""
+        return self.standing and not self._draining
+
+    def check(self) -> None:
+        self.ownership.check()
+        self.scheduler.check()
+        for request_id in self.scheduler.request_ids():
+            assert self.ownership.holds(request_id), f"{request_id} is scheduled but not held"
+
+    # ---- formation
+
+    def _formation(self, effects: list[FormationEffect], now: float) -> None:
+        for effect in effects:
+            self._out.append(effect)
+            match effect:
+                case Stood():
+                    changed = effect.generation != self._generation
+                    self._generation = effect.generation
+                    self._give_up_at = None
+                    self.scheduler.form(effect.epoch, effect.num_blocks, len(effect.stages), changed, now)
+                    self._owned(self.ownership.handle(PipelineChanged(now, alive=True)), now)
+                case WriteEpoch() | FormStage() | CloseLinks():
+                    pass
+
+    def _lost(self, event: PipelineLost) -> None:
+        stood = self.standing
+        effects = self.formation.handle(event)
+        if stood and not self.standing:
+            held = self.scheduler.unform(event.now)
+            self._out.append(Interrupted(event.epoch, event.cause, held))
+            self._give_up_at = event.now + self._reform_timeout_s
+            if held:
+                self._owned(self.ownership.handle(WorkersDied(event.now, held)), event.now)
+        self._formation(effects, event.now)
+
+    def _tick(self, event: Tick) -> None:
+        now = event.now
+        if self.standing and self.scheduler.overdue(now):
+            self._lost(PipelineLost(now, self.formation.epoch, None, "step deadline"))
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._give_up_at = None
+            self._owned(self.ownership.handle(PipelineChanged(now, alive=False)), now)
+            self._owned(self.ownership.handle(Drain(now)), now)
+        self._formation(self.formation.tick(now), now)
+        self._owned(self.ownership.handle(event), now)
+        self.scheduler.tick(now)
+
+    # ---- ownership and scheduling
+
+    def _owned(self, effects: list[OwnershipEffect], now: float) -> None:
+        """Perform what concerns the scheduler; a terminal of what it ran gets the scheduler's account."""
+        stopped: dict[RequestId, Stopped] = {}
+        for effect in effects:
+            match effect:
+                case Enqueue():
+                    self.scheduler.add_waiting(effect.request, now, effect.age_s, effect.deadline)
+                case Run():
+                    self.scheduler.run(effect.request, effect.output_ids, now, effect.deadline, effect.alone)
+                case Stop():
+                    had = self.scheduler.stop(effect.request_id, now)
+                    if had is not None:
+                        stopped[effect.request_id] = had
+                case Append(record=Terminal() as record) if effect.request_id in stopped:
+                    had = stopped[effect.request_id]
+                    usage = replace(had.usage, output_tokens=len(record.output_ids))
+                    self._out.append(
+                        replace(effect, record=replace(record, usage=usage, timings=had.timings))
+                    )
+                case _:
+                    self._out.append(effect)
+
+    def _settle(self, now: float) -> None:
+        """Carry the scheduler's notes to ownership until neither has more to say."""
+        while True:
+            taken = self.scheduler.take()
+            self._out.extend(taken.effects)
+            if not taken.notes:
+                return
+            for note in taken.notes:
+                self._owned(self.ownership.handle(note), now)

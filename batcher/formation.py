@@ -1,0 +1,304 @@
+"""Pure. How this batcher comes to have a pipeline: which workers, which layers, which epoch.
+
+Rules: an epoch is fixed by compare-and-set in the registry before any worker hears of it; workers are
+claimed in layer order, all or none; a missing registry entry only stops new claims, a worker in use is
+judged by its link and its steps alone; a worker that failed us is left alone until it says something new.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+
+from chassis.ids import BootId, Epoch
+from chassis.messages.registry import WorkerEntry
+
+# ---- events and effects ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersSeen:
+    """The registry's whole view of this model's workers, each with its entry's revision."""
+
+    now: float
+    workers: tuple[tuple[WorkerEntry, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWritten:
+    """`epoch` None: somebody else was quicker, or no answer."""
+
+    now: float
+    call: int
+    epoch: Epoch | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageFormed:
+    """`kv_stamp` None: refused or unreachable; `last_epoch` is then what the worker knows, if it said."""
+
+    now: float
+    call: int
+    kv_stamp: str | None
+    num_blocks: int = 0
+    last_epoch: Epoch = Epoch(0)
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLost:
+    """A link closed (`boot` names the worker) or a step outlived its deadline (`boot` None)."""
+
+    now: float
+    epoch: Epoch
+    boot: BootId | None
+    cause: str
+
+
+FormationEvent = WorkersSeen | EpochWritten | StageFormed | PipelineLost
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEpoch:
+    """Fix an epoch above `above`, above the key's revision and above its value."""
+
+    call: int
+    above: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    worker: WorkerEntry
+    first_layer: int
+    end_layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class FormStage:
+    """Dial the worker, then ask it to form; completes as StageFormed."""
+
+    call: int
+    epoch: Epoch
+    index: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLinks:
+    """Nothing of this epoch or an older one is wanted any more."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    epoch: Epoch
+    stages: tuple[Stage, ...]
+    generation: str  # of the block pool
+    stamps: tuple[str, ...]
+    num_blocks: int
+
+
+FormationEffect = WriteEpoch | FormStage | CloseLinks | Stood
+
+
+class State(Enum):
+    SEEKING = "seeking"
+    NUMBERING = "numbering"
+    FORMING = "forming"
+    STANDING = "standing"
+
+
+@dataclass(frozen=True, slots=True)
+class FormationConfig:
+    num_stages: int
+    retry_min_s: float = 0.05
+    retry_max_s: float = 1.0
+    jitter_s: float = 0.1
+    call_timeout_s: float = 30.0  # a worker may have to load its layers first
+
+
+def split_layers(num_layers: int, head_cost_layers: float, num_stages: int) -> list[tuple[int, int]]:
+    """Layer ranges whose costliest stage is as cheap as can be; the last stage also pays for the head."""
+    assert 1 <= num_stages <= num_layers, "a stage needs a layer"
+    best: list[tuple[int, int]] = []
+    best_cost = float("inf")
+    for last in range(1, num_layers - num_stages + 2):
+        rest, others = num_layers - last, num_stages - 1
+        if others == 0 and rest:
+            continue
+        sizes = [rest // others + (i < rest % others) for i in range(others)] + [last]
+        cost = max(*sizes[:-1], last + head_cost_layers) if others else last + head_cost_layers
+        if cost < best_cost:
+            best_cost, first = cost, 0
+            best = []
+            for size in sizes:
+                best.append((first, first + size))
+                first += size
+    return best
+
+
+def pool_generation(stamps: tuple[str, ...], ranges: tuple[tuple[int, int], ...]) -> str:
+    """Names the memory behind a pool's block ids: it changes whenever any of it is allocated anew."""
+    parts = [f"{len(s)}:{s}:{first}:{end};" for s, (first, end) in zip(stamps, ranges, strict=True)]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+class Formation:
+    def __init__(self, boot: BootId, config: FormationConfig) -> None:
+        self._boot = boot
+        self._config = config
+        self.state = State.SEEKING
+        self.epoch = Epoch(0)  # the newest we asked for
+        self._workers: dict[str, tuple[WorkerEntry, int]] = {}
+        self._shunned: dict[str, int] = {}  # boot -> revision of the entry that failed us
+        self._ours: frozenset[str] = frozenset()  # workers of our last formation
+        self._stages: tuple[Stage, ...] = ()
+        self._stamps: list[str] = []
+        self._num_blocks = 0
+        self._call = 0
+        self._failures = 0
+        self._above = Epoch(0)
+        self._retry_at: float | None = None
+        self._give_up_at: float | None = None
+
+    # ---- inputs
+
+    def handle(self, event: FormationEvent) -> list[FormationEffect]:
+        match event:
+            case WorkersSeen():
+                self._workers = {w.boot: (w, revision) for w, revision in event.workers}
+                self._shunned = {
+                    b: r for b, r in self._shunned.items() if b in self._workers and self._workers[b][1] == r
+                }
+                return self._seek(event.now) if self._retry_at is None else []
+            case EpochWritten():
+                return self._numbered(event)
+            case StageFormed():
+                return self._formed(event)
+            case PipelineLost():
+                return self._lost(event)
+
+    def tick(self, now: float) -> list[FormationEffect]:
+        if self._give_up_at is not None and now >= self._give_up_at:
+            boot = self._stages[len(self._stamps)].worker.boot if self.state is State.FORMING else None
+            return self._fail(now, boot)
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = None
+            return self._seek(now)
+        return []
+
+    def next_timer(self) -> float | None:
+        times = [t for t in (self._retry_at, self._give_up_at) if t is not None]
+        return min(times) if times else None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return self._stages if self.state is State.STANDING else ()
+
+    # ---- steps
+
+    def _seek(self, now: float) -> list[FormationEffect]:
+        if self.state is not State.SEEKING:
+            return []
+        stages = self._choose()
+        if stages is None:
+            return []
+        self._stages = stages
+        self.state = State.NUMBERING
+        self._call += 1
+        self._give_up_at = now + self._config.call_timeout_s
+        above = max([self._above, self.epoch, *(s.worker.last_epoch for s in stages)])
+        return [WriteEpoch(self._call, Epoch(above))]
+
+    def _numbered(self, event: EpochWritten) -> list[FormationEffect]:
+        if self.state is not State.NUMBERING or event.call != self._call:
+            return []
+        if event.epoch is None:
+            return self._fail(event.now, None)
+        self.epoch = event.epoch
+        self.state = State.FORMING
+        self._stamps = []
+        self._num_blocks = 0
+        return [self._form_next(event.now)]
+
+    def _form_next(self, now: float) -> FormationEffect:
+        self._call += 1
+        self._give_up_at = now + self._config.call_timeout_s
+        return FormStage(self._call, self.epoch, len(self._stamps), self._stages)
+
+    def _formed(self, event: StageFormed) -> list[FormationEffect]:
+        if self.state is not State.FORMING or event.call != self._call:
+            return []
+        stage = self._stages[len(self._stamps)]
+        if event.kv_stamp is None:
+            self._above = max(self._above, event.last_epoch)
+            return self._fail(event.now, stage.worker.boot)
+        self._num_blocks = min(self._num_blocks or event.num_blocks, event.num_blocks)
+        self._stamps.append(event.kv_stamp)
+        if len(self._stamps) < len(self._stages):
+            return [self._form_next(event.now)]
+        self.state = State.STANDING
+        self._give_up_at = None
+        self._failures = 0
+        self._ours = frozenset(s.worker.boot for s in self._stages)
+        stamps = tuple(self._stamps)
+        ranges = tuple((s.first_layer, s.end_layer) for s in self._stages)
+        return [Stood(self.epoch, self._stages, pool_generation(stamps, ranges), stamps, self._num_blocks)]
+
+    def _lost(self, event: PipelineLost) -> list[FormationEffect]:
+        if event.epoch != self.epoch or self.state not in (State.STANDING, State.FORMING):
+            return []
+        return self._fail(event.now, event.boot)
+
+    def _fail(self, now: float, boot: str | None) -> list[FormationEffect]:
+        """Back to seeking. The worker that failed us is left alone until its entry changes."""
+        if boot is not None and boot in self._workers:
+            self._shunned[boot] = self._workers[boot][1]
+        effects: list[FormationEffect] = []
+        if self.state is not State.NUMBERING:
+            effects.append(CloseLinks(self.epoch))
+            self._ours = frozenset(s.worker.boot for s in self._stages)
+        was_standing = self.state is State.STANDING
+        self.state = State.SEEKING
+        self._give_up_at = None
+        if was_standing:
+            self._retry_at = now + self._config.retry_min_s
+        else:
+            self._failures += 1
+            wait = min(self._config.retry_max_s, self._config.retry_min_s * 2**self._failures)
+            self._retry_at = now + wait + self._jitter()
+        return effects
+
+    def _jitter(self) -> float:
+        digest = hashlib.sha256(f"{self._boot}:{self.epoch}:{self._failures}".encode()).digest()
+        return self._config.jitter_s * digest[0] / 256
+
+    def _choose(self) -> tuple[Stage, ...] | None:
+        """A worker for every stage, or None: best who holds the layers, then who is meant for the stage."""
+        free = [
+            w
+            for boot, (w, _) in sorted(self._workers.items())
+            if boot not in self._shunned and (w.free or boot in self._ours)
+        ]
+        if len(free) < self._config.num_stages:
+            return None
+        facts = free[0]
+        ranges = split_layers(facts.num_layers, facts.head_cost_layers, self._config.num_stages)
+        chosen: dict[int, WorkerEntry] = {}
+        scored = sorted(
+            ((-self._fitness(w, i, r), i, w.boot) for i, r in enumerate(ranges) for w in free),
+        )
+        by_boot = {w.boot: w for w in free}
+        for _, index, boot in scored:
+            if index not in chosen and boot in by_boot:
+                chosen[index] = by_boot.pop(boot)
+        if len(chosen) < len(ranges):
+            return None
+        return tuple(Stage(chosen[i], *r) for i, r in enumerate(ranges))
+
+    def _fitness(self, worker: WorkerEntry, index: int, layers: tuple[int, int]) -> int:
+        if (worker.loaded.start, worker.loaded.stop) == layers:
+            return 4
+        if worker.preferred_stage == index:
+            return 3
+        return 2 if worker.preferred_stage is None and not worker.loaded else 1

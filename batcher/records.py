@@ -1,0 +1,116 @@
+"""Calls on the ownership log and to other owners: each is made once and comes back as one event.
+
+Retries are the core's: here a failure is only named.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from batcher import events as ev
+from batcher.account import Account
+from chassis import log, subjects
+from chassis.bus import Bus
+from chassis.errors import BusError, NoResponders, WrongSequence
+from chassis.messages import BadMessage
+from chassis.messages.request import (
+    Claim,
+    OwnerQuestion,
+    Terminal,
+    build_record,
+    build_to_batcher,
+    parse_owner_answer,
+    parse_record,
+)
+
+OWNER_TIMEOUT_S = 0.2
+UNKNOWN_PAUSE_S = 0.05
+
+
+class Records:
+    def __init__(
+        self,
+        bus: Bus,
+        account: Account,
+        wall_ns: Callable[[], int],
+        timeout_s: float,
+        tell: Callable[[ev.WriteDone | ev.ReadDone | ev.OwnerAnswered], None],
+    ) -> None:
+        self._bus = bus
+        self._account = account
+        self._wall_ns = wall_ns
+        self._timeout_s = timeout_s
+        self._tell = tell
+
+    async def append(self, effect: ev.Append) -> None:
+        loop = asyncio.get_running_loop()
+        what = "claim" if isinstance(effect.record, Claim) else "finish"
+        self._account.began(effect.request_id, what, self._wall_ns())
+        seq, outcome = 0, ev.Write.STORED
+        try:
+            stored = await self._bus.append(
+                subjects.result(effect.request_id),
+                build_record(effect.record),
+                expected_seq=effect.expected_seq,
+                timeout_s=self._timeout_s,
+            )
+            seq = stored.seq
+        except WrongSequence:
+            outcome = ev.Write.REFUSED
+        except BusError as error:
+            outcome = ev.Write.UNKNOWN
+            log.warning("a record's fate is unknown", request_id=effect.request_id, error=str(error))
+            await asyncio.sleep(0.05)
+        self._account.ended(effect.request_id, what, self._wall_ns(), **{"shoal.outcome": outcome.value})
+        if outcome is ev.Write.STORED:
+            match effect.record:
+                case Claim(attempt=attempt):
+                    self._account.claimed(effect.request_id, attempt)
+                case Terminal():
+                    self._account.terminal(effect.request_id, effect.record)
+        self._tell(ev.WriteDone(loop.time(), effect.request_id, effect.call, outcome, seq))
+
+    async def read(self, effect: ev.ReadLast) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            stored = await self._bus.last(
+                subjects.RESULTS,
+                subjects.result(effect.request_id),
+                self._timeout_s,
+            )
+            record = parse_record(stored.data) if stored is not None else None
+        except (BusError, BadMessage) as error:
+            log.warning("a record can't be read", request_id=effect.request_id, error=str(error))
+            self._tell(ev.ReadDone(loop.time(), effect.request_id, effect.call, None, 0, failed=True))
+            return
+        seq = stored.seq if stored is not None else 0
+        self._tell(ev.ReadDone(loop.time(), effect.request_id, effect.call, record, seq))
+
+    async def ask_owner(self, effect: ev.AskOwner) -> None:
+        question = OwnerQuestion(effect.request_id, effect.attempt, effect.token, effect.cancelled)
+        try:
+            answer = await self._bus.request(
+                subjects.owner(effect.boot), build_to_batcher(question), timeout_s=0.2
+            )
+            mine = parse_owner_answer(answer.data)
+        except (NoResponders, BadMessage):
+            mine = False
+        except BusError:
+            return  # silence: ownership counts its 200 ms itself
+        self._tell(ev.OwnerAnswered(asyncio.get_running_loop().time(), effect.request_id, effect.call, mine))
+
+    async def dead_letter(self, effect: ev.DeadLetter) -> None:
+        request_id = effect.request.id
+        headers = {
+            "Shoal-Worker-Deaths": str(effect.worker_deaths),
+            "Shoal-Batcher-Deaths": str(effect.batcher_deaths),
+        }
+        log.error("poison request", request_id=request_id, worker_deaths=effect.worker_deaths)
+        try:
+            await self._bus.append(
+                subjects.dead(request_id),
+                build_record(effect.terminal),
+                message_id=f"dead-{request_id}",
+                headers=headers,
+            )
+        except BusError as error:
+            log.error("dead letter not stored", request_id=request_id, error=str(error))

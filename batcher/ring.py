@@ -1,0 +1,261 @@
+"""The batcher's links: it dials every worker, sends steps to the first stage, hears results from the last.
+
+One epoch at a time. Whatever happens to a link is told as an event; nothing here decides. What an old
+epoch still says is ignored and counted.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from batcher.events import StepPlan, StepReturned
+from batcher.formation import FormStage, PipelineLost, StageFormed
+from chassis import log
+from chassis.errors import LinkClosed, RpcError
+from chassis.ids import BootId, Epoch
+from chassis.messages import BadMessage
+from chassis.messages.pipeline import (
+    BATCHER_STAGE,
+    FLAG_FRESH,
+    FLAG_SAMPLES,
+    FORM,
+    Form,
+    Formed,
+    Hello,
+    LinkKind,
+    SlotStart,
+    StepResult,
+    build_form,
+    build_hello,
+    build_step,
+    parse_formed,
+    parse_hello,
+    parse_result,
+)
+from chassis.messages.request import Request
+from chassis.ports import Ports
+from chassis.transport.interface import Link, LinkOptions
+
+CONTROL_OPTIONS = LinkOptions(slots=4, slot_bytes=4096)
+RESULT_OPTIONS = LinkOptions(slots=8, slot_bytes=1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class RingConfig:
+    listen: str
+    block_size_tokens: int
+    slots_max: int
+    step_tokens_max: int
+    form_timeout_s: float
+    dial_timeout_s: float = 2.0
+    queue_len_max: int = 128
+
+
+def step_header(plan: StepPlan, request_of: Callable[[str], Request], trace_parent: bytes) -> bytes:
+    """The wire form of a plan: columns, one pass over its rows."""
+    slots: list[int] = []
+    num_tokens: list[int] = []
+    starts: list[int] = []
+    flags: list[int] = []
+    output_index: list[int] = []
+    token_ids: list[int] = []
+    table_lens: list[int] = []
+    table: list[int] = []
+    fresh: list[SlotStart] = []
+    for row in plan.rows:
+        slots.append(row.slot)
+        num_tokens.append(len(row.token_ids))
+        starts.append(row.start)
+        flags.append((FLAG_SAMPLES if row.samples else 0) | (FLAG_FRESH if row.fresh else 0))
+        output_index.append(row.output_index)
+        token_ids.extend(row.token_ids)
+        table_lens.append(len(row.new_blocks))
+        table.extend(row.new_blocks)
+        if row.fresh:
+            request = request_of(row.request_id)
+            fresh.append(SlotStart(request.sampling, request.seed))
+    return build_step(
+        plan.epoch,
+        plan.number,
+        slots=slots,
+        num_tokens=num_tokens,
+        starts=starts,
+        flags=flags,
+        output_index=output_index,
+        token_ids=token_ids,
+        table_lens=table_lens,
+        table=table,
+        fresh=fresh,
+        freed_slots=plan.freed_slots,
+        trace_parent=trace_parent,
+    )
+
+
+class Ring:
+    def __init__(
+        self,
+        ports: Ports,
+        boot: BootId,
+        config: RingConfig,
+        group: asyncio.TaskGroup,
+        tell: Callable[[PipelineLost | StepReturned], None],
+        on_result: Callable[[StepResult], None],
+    ) -> None:
+        self._ports = ports
+        self._boot = boot
+        self._config = config
+        self._group = group
+        self._tell = tell
+        self._on_result = on_result
+        self._address = ""
+        self._epoch = Epoch(0)
+        self._links: list[Link] = []
+        self._steps: asyncio.Queue[bytes] = asyncio.Queue(config.queue_len_max)
+        self._sender: asyncio.Task[None] | None = None
+        self.ghosts = 0  # frames and links of other epochs
+
+    async def listen(self) -> None:
+        self._address = await self._ports.transport.listen(self._config.listen, self._accept, RESULT_OPTIONS)
+
+    # ---- forming
+
+    async def form(self, want: FormStage) -> StageFormed:
+        """Dials the stage's worker and has it form. Refusals and silence come back as a StageFormed too."""
+        loop = asyncio.get_running_loop()
+        if want.epoch > self._epoch:
+            self.close(self._epoch)
+            self._epoch = want.epoch
+        stage = want.stages[want.index]
+        try:
+            reply = await self._form(want)
+        except (LinkClosed, RpcError, BadMessage) as error:
+            log.warning("stage not formed", worker=stage.worker.boot, epoch=want.epoch, error=str(error))
+            return StageFormed(loop.time(), want.call, None, cause=str(error))
+        if reply.refusal is not None:
+            log.warning(
+                "stage refused", worker=stage.worker.boot, epoch=want.epoch,
+                refusal=reply.refusal.value, error=reply.error,
+            )  # fmt: skip
+            return StageFormed(
+                loop.time(), want.call, None, last_epoch=reply.last_epoch, cause=reply.refusal.value
+            )
+        return StageFormed(loop.time(), want.call, reply.kv_stamp, reply.num_blocks)
+
+    async def _form(self, want: FormStage) -> Formed:
+        worker = want.stages[want.index].worker
+        hello = build_hello(Hello(want.epoch, BATCHER_STAGE, self._boot, LinkKind.CONTROL))
+        link = await self._ports.transport.dial(
+            worker.transport_address, hello, CONTROL_OPTIONS, self._config.dial_timeout_s
+        )
+        if want.epoch != self._epoch:
+            link.close()
+            raise LinkClosed("the epoch has moved on")
+        self._links.append(link)
+        self._group.create_task(self._watch(link, want.epoch, worker.boot), name="control link")
+        if want.index == 0:
+            self._start_sender(link)
+        last = want.index + 1 == len(want.stages)
+        following = self._address if last else want.stages[want.index + 1].worker.transport_address
+        stage = want.stages[want.index]
+        request = Form(
+            epoch=want.epoch,
+            batcher_boot=self._boot,
+            model_digest=worker.model_digest,
+            stage=want.index,
+            num_stages=len(want.stages),
+            first_layer=stage.first_layer,
+            end_layer=stage.end_layer,
+            next_address=following,
+            block_size_tokens=self._config.block_size_tokens,
+            slots_max=self._config.slots_max,
+            step_tokens_max=self._config.step_tokens_max,
+        )
+        reply = await self._ports.rpc.call(
+            worker.rpc_address, FORM, build_form(request), self._config.form_timeout_s
+        )
+        return parse_formed(reply)
+
+    def close(self, epoch: Epoch) -> None:
+        """Everything of this epoch and older ones."""
+        if epoch < self._epoch:
+            return
+        if self._sender is not None:
+            self._sender.cancel()
+            self._sender = None
+        for link in self._links:
+            link.close()
+        self._links.clear()
+        while not self._steps.empty():
+            self._steps.get_nowait()
+
+    # ---- steps and results
+
+    def send(self, epoch: Epoch, header: bytes) -> None:
+        """Queues a step; steps of an epoch that is gone are dropped."""
+        if epoch != self._epoch or self._sender is None:
+            self.ghosts += 1
+            return
+        self._steps.put_nowait(header)  # bounded by the steps in flight
+
+    def _start_sender(self, link: Link) -> None:
+        self._sender = self._group.create_task(self._send_all(link, self._epoch), name="steps")
+
+    async def _send_all(self, link: Link, epoch: Epoch) -> None:
+        while True:
+            header = await self._steps.get()
+            try:
+                await link.send(header)
+            except LinkClosed:
+                return  # the link's watcher tells
+
+    async def _watch(self, link: Link, epoch: Epoch, worker: str) -> None:
+        """A worker says nothing on this link but its end."""
+        try:
+            while True:
+                (await link.receive()).release()
+        except LinkClosed:
+            pass
+        link.close()
+        if epoch == self._epoch and link in self._links:
+            self._links.remove(link)
+            self._lost(epoch, BootId(worker), "link to worker closed")
+
+    def _accept(self, link: Link) -> None:
+        try:
+            hello = parse_hello(link.hello)
+        except BadMessage:
+            hello = None
+        if hello is None or hello.kind is not LinkKind.RESULT or hello.epoch != self._epoch:
+            self.ghosts += 1
+            link.close()
+            return
+        self._links.append(link)
+        self._group.create_task(self._receive(link, hello.epoch, hello.boot), name="results")
+
+    async def _receive(self, link: Link, epoch: Epoch, worker: BootId) -> None:
+        loop = asyncio.get_running_loop()
+        cause = "link from the last stage closed"
+        try:
+            while True:
+                frame = await link.receive()
+                header = frame.header
+                frame.release()
+                result = parse_result(header)
+                if result.epoch != self._epoch:
+                    self.ghosts += 1
+                    continue
+                self._on_result(result)
+                self._tell(
+                    StepReturned(loop.time(), result.epoch, result.number, tuple(result.token_ids.tolist()))
+                )
+        except LinkClosed:
+            pass
+        except BadMessage as error:
+            cause = str(error)
+        link.close()
+        if epoch == self._epoch and link in self._links:
+            self._links.remove(link)
+            self._lost(epoch, worker, cause)
+
+    def _lost(self, epoch: Epoch, worker: BootId, cause: str) -> None:
+        self._tell(PipelineLost(asyncio.get_running_loop().time(), epoch, worker, cause))

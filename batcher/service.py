@@ -1,0 +1,390 @@
+"""The batcher's shell: brings the world to the core as events and performs what it decides.
+
+One inbox, one task that touches the core. Calls that wait (bus, rpc, kvstore) run as tasks of the one
+group; each has at most one per request or pool, and comes back as an event.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from batcher import events as ev
+from batcher.account import Account
+from batcher.block_hash import namespace
+from batcher.config import Config
+from batcher.core import Core, Effect, Event, Interrupted
+from batcher.fetcher import Fetcher
+from batcher.formation import CloseLinks, Formation, FormationConfig, FormStage, Stood, WriteEpoch
+from batcher.kvstore_client import KvstoreClient, Pool
+from batcher.members import Members, await_card
+from batcher.outbox import Outbox
+from batcher.ownership import Ownership, OwnershipConfig
+from batcher.records import Records
+from batcher.ring import Ring, RingConfig, step_header
+from batcher.scheduler import Scheduler, SchedulerConfig
+from batcher.stops import Stops
+from chassis import log, subjects
+from chassis.bus import Delivery, Message
+from chassis.errors import BusError, WrongSequence
+from chassis.ids import AckToken, Attempt, BootId, RequestId
+from chassis.inbox import Inbox
+from chassis.messages import BadMessage
+from chassis.messages.card import ModelCard
+from chassis.messages.pipeline import StepResult
+from chassis.messages.registry import BatcherEntry
+from chassis.messages.request import (
+    Attach,
+    OwnerQuestion,
+    Reason,
+    TakeoverAnswer,
+    TakeoverQuestion,
+    Terminal,
+    build_attach_answer,
+    build_owner_answer,
+    build_record,
+    build_takeover_question,
+    parse_request,
+    parse_to_batcher,
+)
+from chassis.ports import Ports
+
+REPLIES_MAX = 65_536
+
+
+class Batcher:
+    def __init__(self, config: Config, ports: Ports) -> None:
+        self.boot = BootId(ports.new_id())
+        self._config = config
+        self._ports = ports
+        self._bus = ports.bus
+        self._inbox: Inbox[Event] = Inbox(config.inbox_len_max)
+        self._account = Account(self.boot, ports.tracer)
+        self._records = Records(
+            ports.bus, self._account, ports.wall_ns, config.bus_timeout_ms / 1000, self._tell
+        )
+        self._outbox = Outbox(self.boot, self._bus)
+        self._replies: dict[int, Message] = {}
+        self._next_reply = 0
+        self._settling: list[ev.Ack | ev.Nak] = []
+        self._idle = asyncio.Event()  # draining, and nothing is held
+        self._let_go = asyncio.Event()  # the core has let go of what was held
+        self._drained = asyncio.Event()
+        self._draining = False
+        self.counts: dict[str, int] = {}
+        self._perform: dict[type[Any], Callable[[Any], None]] = {
+            ev.Append: lambda e: self._spawn(self._records.append(e)),
+            ev.ReadLast: lambda e: self._spawn(self._records.read(e)),
+            ev.AskOwner: lambda e: self._spawn(self._records.ask_owner(e)),
+            ev.AskTakeover: self._ask_takeover,
+            ev.AnswerOwner: lambda e: self._answer(e.reply, build_owner_answer(e.mine)),
+            ev.AnswerAttach: lambda e: self._answer(e.reply, build_attach_answer(e.kind)),
+            ev.SendParts: self._outbox.add,
+            ev.Ack: self._settling.append,
+            ev.Nak: self._settling.append,
+            ev.Progress: self._progress,
+            ev.DeadLetter: lambda e: self._spawn(self._records.dead_letter(e)),
+            ev.Count: self._count,
+            ev.Closed: lambda e: self._account.closed(e.request_id, e.why, ports.wall_ns()),
+            ev.MatchBlocks: lambda e: self._spawn(self._blocks(e)),
+            ev.ExchangeBlocks: lambda e: self._spawn(self._blocks(e)),
+            ev.AttachPool: lambda e: self._spawn(self._blocks(e)),
+            WriteEpoch: lambda e: self._spawn(self._members.write_epoch(e)),
+            FormStage: lambda e: self._spawn(self._form(e)),
+            CloseLinks: lambda e: self._ring.close(e.epoch),
+            Stood: self._stood,
+            Interrupted: self._interrupted,
+        }
+
+    # ---- life
+
+    async def run(self) -> None:
+        card = await await_card(self._bus, self._config.model)
+        self._card = card
+        self._members = Members(self._bus, self.boot, card, self._tell, self._count_one)
+        self._core = self._make_core(card)
+        await self._bus.ensure_consumers(card.name)
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._ring = Ring(self._ports, self.boot, self._ring_config(), group, self._tell, self._on_result)
+            self._kvstore = KvstoreClient(self._ports, self._config.kvstore_timeout_ms / 1000)
+            self._fetcher = Fetcher(self._config, self._bus, card.name, self._deliver)
+            await self._ring.listen()
+            for subject in (subjects.owner(self.boot), subjects.batchers(card.name)):
+                await self._bus.subscribe(subject, self._heard)
+            await self._kvstore.start(group)
+            await self._members.watch()
+            tasks = [
+                group.create_task(self._decide(), name="decide"),
+                group.create_task(self._refresh(), name="registry"),
+                *self._fetcher.start(group),
+            ]
+            log.info("batcher runs", model=card.name, stages=self._config.num_stages)
+            await self._drained.wait()
+            for task in tasks:
+                task.cancel()
+            self._ring.close(self._core.formation.epoch)
+            self._kvstore.close()
+        await self._members.delete_entry()
+
+    async def drain(self) -> None:
+        """Takes nothing new, finishes what runs as far as time allows, gives the rest back."""
+        self._draining = True
+        self._fetcher.stop()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._config.drain_timeout_ms / 1000
+        try:
+            async with asyncio.timeout_at(until):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("drained with requests left", held=len(self._core.ownership))
+        self._tell(ev.Drain(loop.time()))
+        await self._let_go.wait()
+        self._drained.set()
+
+    def _make_core(self, card: ModelCard) -> Core:
+        c = self._config
+        token_bytes = tuple(card.token_bytes[i] for i in range(card.vocab_size))
+        scheduler = Scheduler(
+            SchedulerConfig(
+                context_len_max=card.context_len_max,
+                namespace=namespace(card.model_digest, "", "paged"),
+                block_size_tokens=c.block_size_tokens,
+                step_tokens_max=c.step_tokens_max,
+                sequences_max=c.running_len_max,
+                waiting_len_max=c.waiting_len_max,
+                steps_in_flight_max=c.steps_in_flight or None,
+                step_deadline_min_ms=c.step_timeout_ms,
+            ),
+            Stops(token_bytes, card.eos_ids),
+        )
+        formation = Formation(
+            self.boot,
+            FormationConfig(
+                num_stages=c.num_stages,
+                jitter_s=c.jitter_ms / 1000,
+                call_timeout_s=c.form_timeout_ms / 1000,
+            ),
+        )
+        return Core(Ownership(self.boot, OwnershipConfig()), scheduler, formation, c.reform_timeout_ms / 1000)
+
+    def _ring_config(self) -> RingConfig:
+        c = self._config
+        return RingConfig(
+            listen=c.listen,
+            block_size_tokens=c.block_size_tokens,
+            slots_max=c.running_len_max,
+            step_tokens_max=c.step_tokens_max,
+            form_timeout_s=c.form_timeout_ms / 1000,
+        )
+
+    # ---- the one task that touches the core
+
+    async def _decide(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            until = self._next_wake()
+            items = await self._inbox.drain(until)
+            now = loop.time()
+            if until is not None and now >= until:
+                self._do(self._core.handle(ev.Tick(now, gap_s=now - until)))
+            for item in items:
+                self._do(self._core.handle(item))
+            plans, effects = self._core.plans(now)
+            self._do(effects)
+            for plan in plans:
+                self._send(plan)
+            self._outbox.flush(now, self._core.ownership.gateways())
+            self._settle()
+            if self._draining and not len(self._core.ownership):
+                self._idle.set()
+                if any(isinstance(item, ev.Drain) for item in items):
+                    self._let_go.set()
+            self._fetcher.room(
+                self._core.accepting and not self._draining,
+                self._config.waiting_len_max - self._core.scheduler.num_waiting,
+            )
+
+    def _next_wake(self) -> float | None:
+        times = (self._core.next_timer(), self._outbox.next_beat(self._core.ownership.gateways()))
+        return min((t for t in times if t is not None), default=None)
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._perform[type(effect)](effect)
+
+    def _send(self, plan: ev.StepPlan) -> None:
+        trace_parent = self._account.sent(plan, self._ports.wall_ns())
+        self._ring.send(plan.epoch, step_header(plan, self._core.scheduler.request, trace_parent))
+
+    def _settle(self) -> None:
+        """Acks follow the finish frames that went out with the turn's chunks."""
+        for effect in self._settling:
+            match effect:
+                case ev.Ack():
+                    self._bus.ack(effect.token)
+                case ev.Nak():
+                    self._bus.nak(effect.token, effect.delay_s)
+        self._settling.clear()
+
+    def _tell(self, event: Event) -> None:
+        if not self._inbox.offer(event):
+            self._count(ev.Count("inbox full"))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._group.create_task(work)
+
+    def _count(self, effect: ev.Count) -> None:
+        self.counts[effect.what] = self.counts.get(effect.what, 0) + effect.amount
+
+    def _count_one(self, what: str) -> None:
+        self._count(ev.Count(what))
+
+    # ---- what comes in
+
+    def _deliver(self, delivery: Delivery) -> None:
+        if self._draining:
+            self._bus.nak(delivery.token)
+            return
+        wall_ns = self._ports.wall_ns()
+        message = delivery.message
+        try:
+            request = parse_request(message.data)
+        except BadMessage as error:
+            self._spawn(self._refuse_garbage(delivery, str(error)))
+            return
+        said = subjects.parse_request(message.subject)
+        if said is None or said.request_id != request.id or said.model != self._card.name:
+            self._spawn(self._refuse_garbage(delivery, "the subject names another request or model"))
+            return
+        self._account.delivered(request, message.stored_at_ns, wall_ns, delivery.count)
+        self._tell(
+            ev.Delivered(
+                asyncio.get_running_loop().time(),
+                request,
+                delivery.token,
+                delivery.count,
+                max(0.0, (wall_ns - message.stored_at_ns) / 1e9),
+                hashlib.sha256(message.data).digest(),
+            )
+        )
+
+    async def _refuse_garbage(self, delivery: Delivery, why: str) -> None:
+        """Whoever published it finds a failed record under the id of the subject; the message goes."""
+        self._count(ev.Count("garbage request"))
+        log.warning("garbage on a request subject", error=why)
+        said = subjects.parse_request(delivery.message.subject)
+        if said is not None:
+            record = Terminal(
+                attempt=Attempt(0), boot=self.boot, reason=Reason.FAILED, output_ids=(), error=why
+            )
+            try:
+                await self._bus.append(subjects.result(said.request_id), build_record(record), expected_seq=0)
+            except WrongSequence:
+                pass  # it has a record already
+            except BusError:
+                return  # it will be delivered again
+        self._bus.ack(delivery.token)
+
+    def _heard(self, message: Message) -> None:
+        now = asyncio.get_running_loop().time()
+        try:
+            said = parse_to_batcher(message.data)
+        except BadMessage:
+            self._count(ev.Count("garbage message"))
+            return
+        match said:
+            case OwnerQuestion(request_id, attempt, token, cancelled):
+                reply = self._remember(message)
+                self._tell(ev.OwnerAsked(now, request_id, attempt, AckToken(token), cancelled, reply))
+            case TakeoverAnswer(request_id, gateway, attempt, ids, minimum):
+                self._tell(ev.TakeoverAnswered(now, request_id, gateway, attempt, ids, minimum))
+            case Attach():
+                self._tell(ev.Heard(now, said, self._remember(message)))
+            case _:
+                self._tell(ev.Heard(now, said))
+
+    def _remember(self, message: Message) -> int:
+        self._next_reply += 1
+        if len(self._replies) >= REPLIES_MAX:
+            self._replies.pop(next(iter(self._replies)))
+        self._replies[self._next_reply] = message
+        return self._next_reply
+
+    def _answer(self, reply: int, data: bytes) -> None:
+        message = self._replies.pop(reply, None)
+        if message is not None:
+            self._bus.reply(message, data)
+
+    def _on_result(self, result: StepResult) -> None:
+        self._account.returned(result.epoch, result.number, result.timings, self._ports.wall_ns())
+
+    # ---- what goes out
+
+    def _ask_takeover(self, effect: ev.AskTakeover) -> None:
+        question = TakeoverQuestion(effect.request_id, effect.attempt, self.boot)
+        self._bus.publish(subjects.TAKEOVER, build_takeover_question(question))
+
+    def _progress(self, effect: ev.Progress) -> None:
+        for token in effect.tokens:
+            self._bus.progress(token)
+
+    # ---- pipeline and blocks
+
+    async def _form(self, effect: FormStage) -> None:
+        self._tell(await self._ring.form(effect))
+
+    def _stood(self, effect: Stood) -> None:
+        self._kvstore.open(
+            Pool(
+                generation=effect.generation,
+                epoch=effect.epoch,
+                worker_stamps=effect.stamps,
+                num_blocks=effect.num_blocks,
+                block_size_tokens=self._config.block_size_tokens,
+                namespace=self._card.model_digest,
+            )
+        )
+        log.info(
+            "pipeline stands",
+            epoch=effect.epoch,
+            num_blocks=effect.num_blocks,
+            layers=[f"{s.worker.boot}:{s.first_layer}-{s.end_layer}" for s in effect.stages],
+        )
+        self._spawn(self._put_entry())
+
+    def _interrupted(self, effect: Interrupted) -> None:
+        log.warning("pipeline lost", epoch=effect.epoch, cause=effect.cause, held=len(effect.request_ids))
+        self._account.interrupted(effect.request_ids, effect.epoch, effect.cause, self._ports.wall_ns())
+
+    async def _blocks(self, effect: ev.BlockEffect) -> None:
+        asking: tuple[RequestId, ...] = ()
+        if isinstance(effect, ev.MatchBlocks):
+            asking = effect.request_ids
+        for request_id in asking:
+            self._account.began(request_id, "kv_match", self._ports.wall_ns())
+        answer = await self._kvstore.call(effect)
+        for index, request_id in enumerate(asking):
+            found = len(answer.blocks[index]) if isinstance(answer, ev.BlocksMatched) and answer.blocks else 0
+            self._account.ended(request_id, "kv_match", self._ports.wall_ns(), **{"shoal.blocks_hit": found})
+        self._tell(answer)
+
+    async def _refresh(self) -> None:
+        while True:
+            await self._put_entry()
+            await asyncio.sleep(subjects.REGISTRY_REFRESH_S)
+            await self._members.review()
+
+    async def _put_entry(self) -> None:
+        core = self._core
+        await self._members.put_entry(
+            BatcherEntry(
+                boot=self.boot,
+                model=self._card.name,
+                epoch=core.formation.epoch,
+                standing=core.standing,
+                pool_generation=self._kvstore.generation,
+                running=core.scheduler.num_running,
+                waiting=core.scheduler.num_waiting,
+            )
+        )

@@ -1,0 +1,151 @@
+"""Formation: who serves which layers, epochs that only grow, all or none."""
+
+import dataclasses
+
+import pytest
+
+from batcher.formation import (
+    CloseLinks,
+    EpochWritten,
+    Formation,
+    FormationConfig,
+    FormStage,
+    PipelineLost,
+    StageFormed,
+    State,
+    Stood,
+    WorkersSeen,
+    WriteEpoch,
+    pool_generation,
+    split_layers,
+)
+from chassis.ids import BootId, Epoch
+from chassis.messages.registry import WorkerEntry
+
+
+def worker(boot: str, **changes: object) -> WorkerEntry:
+    entry = WorkerEntry(
+        boot=BootId(boot),
+        model="m",
+        model_digest="d",
+        rpc_address="r" + boot,
+        transport_address="t" + boot,
+        last_epoch=Epoch(0),
+        free=True,
+        num_layers=30,
+        head_cost_layers=4.5,
+    )
+    return dataclasses.replace(entry, **changes)  # type: ignore[arg-type]
+
+
+def formation(stages: int = 2) -> Formation:
+    return Formation(BootId("me"), FormationConfig(num_stages=stages))
+
+
+def form(f: Formation, now: float, entries: list[WorkerEntry], revision: int = 1, epoch: int = 7) -> Stood:
+    effects = f.handle(WorkersSeen(now, tuple((w, revision) for w in entries))) or f.tick(now + 10)
+    write = effects[-1]
+    assert isinstance(write, WriteEpoch)
+    effects = f.handle(EpochWritten(now, write.call, Epoch(epoch)))
+    while isinstance(effects[-1], FormStage):
+        step = effects[-1]
+        boot = step.stages[step.index].worker.boot
+        effects = f.handle(StageFormed(now, step.call, f"{boot}.1", 100 - step.index))
+    assert isinstance(effects[-1], Stood)
+    return effects[-1]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_layers_are_split_whole_and_the_head_counts(stages: int) -> None:
+    ranges = split_layers(30, 4.5, stages)
+    assert [r[0] for r in ranges] == [0, *[r[1] for r in ranges[:-1]]]
+    assert ranges[-1][1] == 30 and all(a < b for a, b in ranges)
+    if stages == 2:
+        assert ranges == [(0, 17), (17, 30)]
+
+
+def test_stands_with_the_smallest_pool_and_a_generation_of_the_stamps() -> None:
+    f = formation()
+    stood = form(f, 0.0, [worker("a"), worker("b")])
+    assert stood.num_blocks == 99 and stood.epoch == 7 and f.state is State.STANDING
+    assert stood.generation == pool_generation(("a.1", "b.1"), ((0, 17), (17, 30)))
+    assert stood.generation != pool_generation(("a.2", "b.1"), ((0, 17), (17, 30)))
+
+
+def test_waits_until_enough_are_free() -> None:
+    f = formation()
+    assert f.handle(WorkersSeen(0.0, ((worker("a"), 1), (worker("b", free=False), 2)))) == []
+    assert f.state is State.SEEKING
+
+
+def test_epoch_is_asked_above_every_workers_last() -> None:
+    f = formation()
+    effects = f.handle(WorkersSeen(0.0, ((worker("a", last_epoch=Epoch(41)), 1), (worker("b"), 2))))
+    assert effects == [WriteEpoch(1, Epoch(41))]
+
+
+def test_a_lost_race_for_the_epoch_tries_again_later() -> None:
+    f = formation()
+    [write] = f.handle(WorkersSeen(0.0, ((worker("a"), 1), (worker("b"), 2))))
+    assert isinstance(write, WriteEpoch)
+    assert f.handle(EpochWritten(0.0, write.call, None)) == []
+    at = f.next_timer()
+    assert at is not None and at > 0
+    [again] = f.tick(at)
+    assert isinstance(again, WriteEpoch) and again.call != write.call
+
+
+def test_a_refusal_lets_all_go_and_shuns_until_a_new_word() -> None:
+    f = formation()
+    seen = WorkersSeen(0.0, ((worker("a"), 1), (worker("b"), 2)))
+    [write] = f.handle(seen)
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(0.0, write.call, Epoch(5)))
+    assert isinstance(first, FormStage) and first.index == 0
+    [second] = f.handle(StageFormed(0.0, first.call, "a.1", 10))
+    assert isinstance(second, FormStage) and second.index == 1
+    refused = f.handle(StageFormed(0.0, second.call, None, last_epoch=Epoch(90), cause="old_epoch"))
+    assert refused == [CloseLinks(Epoch(5))]
+    assert f.tick(f.next_timer() or 0) == []  # b is shunned, a alone is too few
+    [write] = f.handle(WorkersSeen(9.0, ((worker("a"), 1), (worker("b"), 3))))
+    assert isinstance(write, WriteEpoch) and write.above == 90
+
+
+def test_survivors_keep_their_layers_and_a_spare_takes_the_dead_ones() -> None:
+    f = formation()
+    form(f, 0.0, [worker("a"), worker("b")])
+    lost = f.handle(PipelineLost(1.0, Epoch(7), BootId("a"), "link"))
+    assert lost == [CloseLinks(Epoch(7))]
+    now = worker("b", free=False, loaded=range(17, 30))
+    f.handle(WorkersSeen(1.0, ((worker("a", free=False), 1), (now, 2), (worker("s"), 3))))
+    [write] = f.tick(f.next_timer() or 0)
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(2.0, write.call, Epoch(9)))
+    assert isinstance(first, FormStage)
+    assert [s.worker.boot for s in first.stages] == ["s", "b"]
+
+
+def test_late_news_of_an_old_epoch_changes_nothing() -> None:
+    f = formation()
+    form(f, 0.0, [worker("a"), worker("b")])
+    assert f.handle(PipelineLost(1.0, Epoch(3), BootId("a"), "ghost")) == []
+    assert f.handle(StageFormed(1.0, 1, "x.1", 5)) == []
+    assert f.state is State.STANDING
+
+
+def test_others_workers_in_use_are_left_alone() -> None:
+    f = formation()
+    form(f, 0.0, [worker("a"), worker("b")])
+    f.handle(PipelineLost(1.0, Epoch(7), BootId("a"), "link"))
+    f.handle(WorkersSeen(1.0, ((worker("b", free=False), 2), (worker("c", free=False), 3))))
+    assert f.tick(f.next_timer() or 0) == []
+
+
+def test_a_silent_worker_is_given_up() -> None:
+    f = formation()
+    [write] = f.handle(WorkersSeen(0.0, ((worker("a"), 1), (worker("b"), 2))))
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(0.0, write.call, Epoch(5)))
+    assert isinstance(first, FormStage)
+    assert f.tick(f.next_timer() or 0) == [CloseLinks(Epoch(5))]
+    assert f.state is State.SEEKING
