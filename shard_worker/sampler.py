@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shard_worker.executor import StepInputs
 from shard_worker.uniforms import uniforms
 
+Ids = NDArray[np.uint32]
 FIRST_LOOK = 256  # tokens examined before the whole vocabulary is sorted for top-p
 
 

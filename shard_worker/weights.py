@@ -58,6 +58,14 @@ def find_model(model: str) -> Path:
     return path
 
 
+def model_name(model: str, path: Path) -> str:
+    """What users call a model that no one has named: the package's name for it, or the file's or folder's."""
+    if model in PACKAGED:
+        return model
+    path = path.resolve()
+    return path.name if path.is_dir() else path.stem
+
+
 def open_checkpoint(path: Path) -> GgufCheckpoint | HfCheckpoint:
     """Raises LoadFailed."""
     return HfCheckpoint(path) if path.is_dir() else GgufCheckpoint(path)

@@ -1,0 +1,242 @@
+"""The card of a model: its tokenizer, chat template and token bytes, for those who don't have its files.
+
+A Hugging Face directory brings a tokenizer.json of its own; for GGUF one is built from the metadata that
+encodes and decodes alike. What can't be rebuilt faithfully is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from chassis.messages.card import ModelCard, build_card, strips_leading_space, token_bytes_of
+from shard_worker.executor import LoadFailed
+from shard_worker.gguf_file import GgufCheckpoint
+from shard_worker.hf_dir import HfCheckpoint, read_json
+from shard_worker.model.config import eos_ids_from_hf
+
+T = TypeVar("T")
+CONTROL, USER_DEFINED = 3, 4  # token types of GGUF
+TOKENIZER_BYTES_MAX = 64 << 20
+CONFIG_KEYS_KEPT = ("general.", "llama.")
+# Special tokens that end an answer under whatever name the file gives its own (as llama.cpp has it).
+ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "</s>")
+
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def card_of(checkpoint: GgufCheckpoint | HfCheckpoint, name: str, model_digest: str) -> bytes:
+    """A serialized ModelCard. Raises LoadFailed."""
+    try:
+        match checkpoint:
+            case GgufCheckpoint():
+                card = _gguf_card(checkpoint, name, model_digest)
+            case HfCheckpoint():
+                card = _hf_card(checkpoint, name, model_digest)
+    except LoadFailed as error:
+        raise LoadFailed(f"{checkpoint.path}: {error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise LoadFailed(f"{checkpoint.path}: the tokenizer can't be read: {error!r}") from None
+    return build_card(card)
+
+
+# ---- GGUF -------------------------------------------------------------------------------------------
+
+
+def _gguf_card(checkpoint: GgufCheckpoint, name: str, model_digest: str) -> ModelCard:
+    metadata, config = checkpoint.metadata, checkpoint.config
+    tokens = _list(metadata, "tokenizer.ggml.tokens", str)
+    if len(tokens) != config.vocab_size:
+        raise LoadFailed(f"{len(tokens)} tokens for an embedding of {config.vocab_size} rows")
+    tokenizer = json.dumps(tokenizer_from_gguf(metadata), ensure_ascii=False).encode()
+    bos, eos = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.eos_token_id")
+    template = metadata.get("tokenizer.chat_template", "")
+    kept = {
+        key: value
+        for key, value in metadata.items()
+        if key.startswith(CONFIG_KEYS_KEPT) and not isinstance(value, list)
+    }
+    return ModelCard(
+        name=name,
+        model_digest=model_digest,
+        config_json=json.dumps(kept, sort_keys=True),
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        context_len_max=config.context_len_max,
+        eos_ids=_gguf_eos_ids(metadata, tokens),
+        tokenizer_json=tokenizer,
+        chat_template=template if isinstance(template, str) else "",
+        bos_token=_token(tokens, bos),
+        eos_token=_token(tokens, eos),
+        token_bytes=token_bytes_of(tokenizer, config.vocab_size),
+        strip_leading_space=strips_leading_space(tokenizer),
+        add_bos=metadata.get("tokenizer.ggml.add_bos_token", False) is True,
+    )
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, object]) -> dict[str, object]:
+    """A tokenizer.json of the `tokenizers` library, as a value. Raises LoadFailed."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise LoadFailed(f"tokenizer.ggml.model {kind!r} is not gpt2 (byte-level BPE)")
+    tokens = _list(metadata, "tokenizer.ggml.tokens", str)
+    merges = [merge.split(" ", 1) for merge in _list(metadata, "tokenizer.ggml.merges", str)]
+    types = (
+        _list(metadata, "tokenizer.ggml.token_type", int) if "tokenizer.ggml.token_type" in metadata else []
+    )
+    vocab = {token: i for i, token in enumerate(tokens)}
+    known = all(len(m) == 2 and m[0] in vocab and m[1] in vocab and m[0] + m[1] in vocab for m in merges)
+    if len(vocab) != len(tokens) or (types and len(types) != len(tokens)) or not known:
+        raise LoadFailed("the tokenizer's tokens, types and merges do not fit together")
+    added = [
+        {
+            "id": i,
+            "content": tokens[i],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind == CONTROL,
+        }
+        for i, kind in enumerate(types)
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": _pre_tokenizer(metadata),
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": metadata.get("tokenizer.ggml.pre") == "llama-bpe",
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }
+
+
+def _pre_tokenizer(metadata: Mapping[str, object]) -> dict[str, object]:
+    """How text is cut before merging, by the name that llama.cpp knows it under."""
+
+    def byte_level(use_regex: bool) -> dict[str, object]:
+        return {
+            "type": "ByteLevel",
+            "add_prefix_space": metadata.get("tokenizer.ggml.add_space_prefix", False) is True,
+            "trim_offsets": True,
+            "use_regex": use_regex,
+        }
+
+    def sequence(first: dict[str, object], use_regex: bool) -> dict[str, object]:
+        return {"type": "Sequence", "pretokenizers": [first, byte_level(use_regex)]}
+
+    match metadata.get("tokenizer.ggml.pre"):
+        case "gpt-2":
+            return byte_level(True)
+        case "smollm":
+            return sequence({"type": "Digits", "individual_digits": True}, True)
+        case "llama-bpe":
+            split = {
+                "type": "Split",
+                "pattern": {"Regex": LLAMA3_SPLIT},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+            return sequence(split, False)
+        case other:
+            raise LoadFailed(f"tokenizer.ggml.pre {other!r} is not one of gpt-2, smollm, llama-bpe")
+
+
+def _gguf_eos_ids(metadata: Mapping[str, object], tokens: list[str]) -> tuple[int, ...]:
+    found: list[int] = []
+    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        value = metadata.get(f"tokenizer.ggml.{key}")
+        if isinstance(value, int) and 0 <= value < len(tokens):
+            found.append(value)
+    types = metadata.get("tokenizer.ggml.token_type")
+    if isinstance(types, list):
+        found += [i for i, kind in enumerate(types) if kind == CONTROL and tokens[i] in ENDS]
+    return tuple(dict.fromkeys(found))
+
+
+def _token(tokens: list[str], index: object) -> str:
+    return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else ""
+
+
+def _list(metadata: Mapping[str, object], key: str, kind: type[T]) -> list[T]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
+        raise LoadFailed(f"GGUF: {key} is not a list of {kind.__name__}")
+    return value
+
+
+# ---- Hugging Face -----------------------------------------------------------------------------------
+
+
+def _hf_card(checkpoint: HfCheckpoint, name: str, model_digest: str) -> ModelCard:
+    path, config = checkpoint.path, checkpoint.config
+    tokenizer = _read_tokenizer(path / "tokenizer.json")
+    settings = read_json(path / "tokenizer_config.json")
+    generation = read_json(path / "generation_config.json")
+    eos_ids = eos_ids_from_hf(generation, checkpoint.raw_config)
+    return ModelCard(
+        name=name,
+        model_digest=model_digest,
+        config_json=json.dumps(checkpoint.raw_config, sort_keys=True),
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        context_len_max=config.context_len_max,
+        eos_ids=tuple(i for i in eos_ids if 0 <= i < config.vocab_size),
+        tokenizer_json=tokenizer,
+        chat_template=_chat_template(path, settings),
+        bos_token=_token_text(settings.get("bos_token")),
+        eos_token=_token_text(settings.get("eos_token")),
+        token_bytes=token_bytes_of(tokenizer, config.vocab_size),
+        strip_leading_space=strips_leading_space(tokenizer),
+        add_bos=settings.get("add_bos_token", False) is True,
+    )
+
+
+def _read_tokenizer(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > TOKENIZER_BYTES_MAX:
+            raise LoadFailed(f"tokenizer.json is larger than {TOKENIZER_BYTES_MAX} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise LoadFailed(f"tokenizer.json can't be read: {error.strerror}") from None
+
+
+def _chat_template(path: Path, settings: Mapping[str, object]) -> str:
+    """New directories keep it in a file of its own, old ones in tokenizer_config.json, alone or by name."""
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise LoadFailed(f"chat_template.jinja can't be read: {error}") from None
+    match settings.get("chat_template"):
+        case str(template):
+            return template
+        case list(named):
+            for entry in named:
+                if isinstance(entry, Mapping) and entry.get("name") == "default":
+                    return str(entry.get("template") or "")
+    return ""
+
+
+def _token_text(token: object) -> str:
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""

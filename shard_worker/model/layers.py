@@ -1,0 +1,139 @@
+"""The parts that families are built of: linear maps that suit the processor, norms, rotary embeddings.
+
+`dtype` is what weights and activations between stages are stored in; `compute` is what is calculated in.
+They differ where a processor has no bfloat16 arithmetic: torch's is then several times slower than float32.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PREPACK_ROWS = 16  # batch size that oneDNN lays prepacked weights out for
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    dtype: torch.dtype
+    compute: torch.dtype
+
+
+def precision_of(dtype: torch.dtype) -> Precision:
+    if dtype == torch.bfloat16 and not has_bf16():
+        return Precision(dtype, torch.float32)
+    return Precision(dtype, dtype)
+
+
+@cache
+def has_bf16() -> bool:
+    """Whether this processor multiplies bfloat16 matrices natively."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.backends.cpu.get_cpu_capability() in (
+        "AVX512",
+        "AVX512_VNNI",
+        "AVX512_BF16",
+        "AMX",
+    )
+
+
+class Linear(Protocol):
+    """y = x W^T + b, for x of [rows, inputs] in the compute type."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class PlainLinear:
+    """Torch's own."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class PrepackedLinear:
+    """oneDNN with the weight laid out for its kernels once, instead of at every call."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PREPACK_ROWS)
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return y
+
+
+class WidenedLinear:
+    """bfloat16 weights on a processor without bfloat16 products: float32 beside them for more than one row.
+
+    One row is bound by memory, so that half the bytes are half the time; more rows are bound by arithmetic.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.narrow = weight
+        self.wide = weight.float()
+        self.narrow_bias = bias
+        self.wide_bias = None if bias is None else bias.float()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 1:
+            return F.linear(x.to(self.narrow.dtype), self.narrow, self.narrow_bias).float()
+        return F.linear(x, self.wide, self.wide_bias)
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Linear:
+    """`weight`: [outputs, inputs], any float type."""
+    weight = weight.to(precision.dtype).contiguous()
+    bias = None if bias is None else bias.to(precision.dtype)
+    if precision.compute != precision.dtype:
+        return WidenedLinear(weight, bias)
+    if precision.dtype == torch.bfloat16 and prepacking_works():
+        return PrepackedLinear(weight, bias)
+    return PlainLinear(weight, bias)
+
+
+@cache
+def prepacking_works() -> bool:
+    """The operators are private to torch: they count only where they give what F.linear gives."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(48, 64, generator=generator).bfloat16()
+    bias = torch.randn(48, generator=generator).bfloat16()
+    x = torch.randn(5, 64, generator=generator).bfloat16()
+    try:
+        packed = PrepackedLinear(weight, bias)(x)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return torch.allclose(packed.float(), F.linear(x.float(), weight.float(), bias.float()), atol=0.25)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """In float32 whatever x is; `weight` is float32."""
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * weight).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of a step's tokens, each [T, 1, head_dim], with the sign of the halves folded in."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, heads, head_dim], rotated as pairs (i, i + head_dim / 2)."""
+        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
+
+
+def rotation(positions: torch.Tensor, frequencies: torch.Tensor, compute: torch.dtype) -> Rotation:
+    """`positions`: [T]; `frequencies`: [head_dim / 2] float32. Angles are float32, as everyone's are."""
+    angles = positions.float()[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return Rotation(
+        torch.cat((cos, cos), -1)[:, None].to(compute), torch.cat((-sin, sin), -1)[:, None].to(compute)
+    )
