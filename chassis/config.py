@@ -95,7 +95,7 @@ def effective(config: Any) -> dict[str, Any]:
         if secret and isinstance(value, str):
             shown[field.name] = "***" if value else ""
         elif isinstance(value, str):
-            shown[field.name] = _USER_INFO.sub("***@", value)
+            shown[field.name] = without_user(value)
         elif isinstance(value, Enum):
             shown[field.name] = value.value
         elif isinstance(value, Path):
@@ -103,6 +103,11 @@ def effective(config: Any) -> dict[str, Any]:
         else:
             shown[field.name] = value
     return shown
+
+
+def without_user(address: str) -> str:
+    """An address fit for a log: the user and password in it are blanked."""
+    return _USER_INFO.sub("***@", address)
 
 
 def _types(cls: type[Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from chassis import config as configuration
 from chassis import ids_source, log
 from chassis.bus import Bus
 from chassis.config import ConfigError
-from chassis.errors import BusError
+from chassis.errors import BusTimeout, BusUnavailable
 from chassis.inbox import Inbox, InboxFull
 from chassis.ports import Ports
 from chassis.trace import SpanRing
@@ -243,7 +243,7 @@ async def _ports(
 ) -> AsyncIterator[tuple[Ports, Exporter]]:
     """The production seams, connected; closed in the reverse order."""
     from chassis.grpc_rpc import GrpcRpc
-    from chassis.transport.stream import StreamTransport
+    from chassis.transport.tcp import SocketTransport
 
     ring = SpanRing(
         chassis.trace_ring_len_max, keep_ratio=chassis.trace_keep_ratio, slow_ms=chassis.trace_slow_ms
@@ -251,7 +251,7 @@ async def _ports(
     bus = await _connect(chassis.nats_url, chassis.nats_wait_s, section)
     try:
         rpc = GrpcRpc()
-        transport = StreamTransport()
+        transport = SocketTransport()
         exporter = Exporter(ring, bus, section, sink=_otlp(chassis.otlp_endpoint, section))
         try:
             yield (
@@ -288,12 +288,18 @@ async def _connect(url: str, wait_s: float, section: str) -> Bus:
 
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + wait_s
+    bus: nats_bus.NatsBus | None = None
     while True:
         try:
-            return await nats_bus.connect(url, name=section)
-        except (BusError, OSError) as error:
+            if bus is None:
+                bus = await nats_bus.connect(url, name=section)
+            await bus.ensure_streams()
+            return bus
+        except (BusTimeout, BusUnavailable, OSError) as error:
             if loop.time() >= give_up_at:
-                log.error("no bus", nats_url=url, waited_s=wait_s)
+                log.error("no bus", nats_url=configuration.without_user(url), waited_s=wait_s)
+                if bus is not None:
+                    await bus.close()
                 raise
             log.debug("waiting for the bus", error=str(error))
         await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,276 @@
+"""The Python client: a thin, typed way to call a gateway over gRPC, with and without asyncio.
+
+A stream begins with Accepted (keep its request id: it resumes the request at any gateway), goes on with
+Delta and ends with Finished; leaving the loop early cancels the request unless it has a resume window.
+Nothing is retried here. Every failure is a ShoalError with the gateway's own words.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from chassis.wire import gateway_pb2 as pb
+from chassis.wire import gateway_pb2_grpc as pb_grpc
+
+DEFAULT_ADDRESS = "127.0.0.1:7450"
+_CALL_TIMEOUT_S = 30.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+
+
+class ShoalError(Exception):
+    """What the gateway, or the way to it, said. `code` is a gRPC status name."""
+
+    def __init__(self, code: str, message: str, retry_ms: int | None = None) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.retry_ms = retry_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    request_id: str
+    prompt_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """`text` is whole code points and may be empty; `first_index` counts output ids from 0."""
+
+    text: str
+    ids: tuple[int, ...]
+    first_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    reason: str  # stop, length, cancelled, deadline
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queued_us: int
+    prefill_us: int
+    decode_us: int
+
+
+Event = Accepted | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """How to generate; None and 0 leave the choice to the gateway, as in `gateway.proto`."""
+
+    model: str = ""
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    priority: int | None = None
+    timeout_ms: int = 0
+    resume_window_s: int = 0
+    client_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    digest: str
+    context_len_max: int
+    vocab_size: int
+    chat: bool
+
+
+Messages = Sequence[tuple[str, str]]  # (role, content)
+Prompt = str | Messages | Sequence[int]  # raw text, a chat, or token ids
+
+
+def build_generate(prompt: Prompt, params: Params) -> pb.GenerateRequest:
+    """The request for a raw prompt (str), a chat ((role, content) pairs) or token ids (ints)."""
+    request = pb.GenerateRequest(
+        model=params.model,
+        min_tokens=params.min_tokens,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        timeout_ms=params.timeout_ms,
+        resume_window_s=params.resume_window_s,
+        client_key=params.client_key,
+    )
+    for name in ("temperature", "top_k", "top_p", "seed", "max_tokens", "priority"):
+        value = getattr(params, name)
+        if value is not None:
+            setattr(request, name, value)
+    if isinstance(prompt, str):
+        request.prompt = prompt
+    elif prompt and isinstance(prompt[0], tuple):
+        request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]
+    else:
+        request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+        request.token_ids.SetInParent()
+    return request
+
+
+def _chat(messages: Messages) -> pb.Chat:
+    return pb.Chat(turns=[pb.Turn(role=role, content=content) for role, content in messages])
+
+
+def _event(message: pb.GenerateEvent) -> Event | None:
+    """None for a kind of a later version."""
+    match message.WhichOneof("event"):
+        case "accepted":
+            a = message.accepted
+            return Accepted(a.request_id, a.prompt_tokens, a.seed)
+        case "delta":
+            return Delta(message.delta.text, tuple(message.delta.ids), message.delta.first_index)
+        case "finished":
+            f = message.finished
+            return Finished(
+                f.reason,
+                f.prompt_tokens,
+                f.cached_tokens,
+                f.output_tokens,
+                f.queued_us,
+                f.prefill_us,
+                f.decode_us,
+            )
+        case _:
+            return None
+
+
+def _error(error: Any) -> ShoalError:
+    metadata: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
+    hints = [value for key, value in metadata if key == "retry-after-ms"]
+    retry_ms = int(hints[0]) if hints and str(hints[0]).isdigit() else None
+    return ShoalError(error.code().name, error.details() or "", retry_ms)
+
+
+def _model(m: pb.Model) -> Model:
+    return Model(m.name, m.digest, m.context_len_max, m.vocab_size, m.chat)
+
+
+def _tokenize(text: str | Messages, model: str) -> pb.TokenizeRequest:
+    if isinstance(text, str):
+        return pb.TokenizeRequest(model=model, prompt=text)
+    return pb.TokenizeRequest(model=model, chat=_chat(text))
+
+
+class Client:
+    """Blocking. Usable from several threads; close it, or use it in a `with`."""
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._stub = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def generate(self, prompt: Prompt, params: Params | None = None) -> Iterator[Event]:
+        """Raises ShoalError, on the first event or later."""
+        return self._events(self._stub.Generate(build_generate(prompt, params or Params())))
+
+    def resume(self, request_id: str, output_ids: Sequence[int]) -> Iterator[Event]:
+        """What comes after the output ids already held. Raises ShoalError."""
+        return self._events(self._stub.Resume(pb.ResumeRequest(request_id=request_id, output_ids=output_ids)))
+
+    def cancel(self, request_id: str) -> None:
+        self._call(self._stub.Cancel, pb.CancelRequest(request_id=request_id))
+
+    def models(self) -> list[Model]:
+        return [_model(m) for m in self._call(self._stub.ListModels, pb.ListModelsRequest()).models]
+
+    def tokenize(self, text: str | Messages, model: str = "") -> list[int]:
+        return list(self._call(self._stub.Tokenize, _tokenize(text, model)).ids)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise _error(error) from None
+
+    def _events(self, call: Any) -> Iterator[Event]:
+        try:
+            for message in call:
+                if (event := _event(message)) is not None:
+                    yield event
+        except grpc.RpcError as error:
+            raise _error(error) from None
+        finally:
+            call.cancel()
+
+
+class AsyncClient:
+    """The same for asyncio. Close it, or use it in an `async with`."""
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def generate(self, prompt: Prompt, params: Params | None = None) -> AsyncIterator[Event]:
+        """Raises ShoalError, on the first event or later."""
+        return self._events(self._stub.Generate(build_generate(prompt, params or Params())))
+
+    def resume(self, request_id: str, output_ids: Sequence[int]) -> AsyncIterator[Event]:
+        """What comes after the output ids already held. Raises ShoalError."""
+        return self._events(self._stub.Resume(pb.ResumeRequest(request_id=request_id, output_ids=output_ids)))
+
+    async def cancel(self, request_id: str) -> None:
+        await self._call(self._stub.Cancel, pb.CancelRequest(request_id=request_id))
+
+    async def models(self) -> list[Model]:
+        reply = await self._call(self._stub.ListModels, pb.ListModelsRequest())
+        return [_model(m) for m in reply.models]
+
+    async def tokenize(self, text: str | Messages, model: str = "") -> list[int]:
+        return list((await self._call(self._stub.Tokenize, _tokenize(text, model))).ids)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _error(error) from None
+
+    async def _events(self, call: Any) -> AsyncIterator[Event]:
+        try:
+            async for message in call:
+                if (event := _event(message)) is not None:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise _error(error) from None
+        finally:
+            call.cancel()
