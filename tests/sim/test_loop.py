@@ -1,10 +1,12 @@
 """The virtual loop keeps its own promises: jumps, order, deadlock, no threads."""
 
 import asyncio
+import contextvars
 
 import pytest
 
 from tests.sim.loop import Deadlock, run
+from tests.sim.pause import CURRENT, Sleeper, task_factory
 
 
 def test_time_jumps_and_order_is_that_of_the_timers() -> None:
@@ -45,3 +47,34 @@ def test_threads_are_refused() -> None:
 
     with pytest.raises(RuntimeError, match="no threads"):
         run(main())
+
+
+def test_a_stopped_node_stands_still_while_the_world_goes_on() -> None:
+    async def main() -> list[tuple[str, float]]:
+        loop, seen = asyncio.get_running_loop(), []
+        loop.set_task_factory(task_factory)  # type: ignore[arg-type]
+        sleeper = Sleeper()
+
+        async def beat(name: str) -> None:
+            for _ in range(3):
+                await asyncio.sleep(1)
+                seen.append((name, loop.time()))
+
+        async def node() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(beat("node"))
+
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, sleeper)
+        inside = loop.create_task(node(), context=context)
+        outside = loop.create_task(beat("world"))
+        await asyncio.sleep(1.5)
+        sleeper.stop()
+        await asyncio.sleep(10)
+        sleeper.wake()
+        await asyncio.gather(inside, outside)
+        return seen
+
+    seen = run(main())
+    assert [t for name, t in seen if name == "world"] == [1.0, 2.0, 3.0]
+    assert [t for name, t in seen if name == "node"] == [1.0, 11.5, 12.5]

@@ -1,0 +1,97 @@
+"""What a seed stands for: the shape of the deployment, its load, and which faults it meets how often.
+
+Every seed leaves some kinds of fault out altogether: a run with all of them at once finds less.
+"""
+
+import random
+from dataclasses import dataclass
+
+FAULTS = ("worker", "batcher", "kvstore", "gateway", "broker", "pause", "cut", "link", "hang", "poison")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    seed: int
+    stages: int
+    spares: int
+    batchers: int
+    gateways: int
+    block_size_tokens: int
+    num_blocks: int
+    step_tokens_max: int
+    running_len_max: int
+    waiting_len_max: int
+    steps_in_flight: int
+    num_clients: int
+    prompt_len_max: int
+    output_len_max: int
+    shared_prefix: bool
+    step_cost_s: float
+    delay_s: float  # of a message, at most
+    # chances, while the faults last
+    core_loss: float
+    settle_loss: float
+    answer_loss: float  # of stored writes
+    late_write: float
+    call_loss: float
+    early_redelivery: float
+    stale_read: float
+    honours_old: bool
+    rpc_loss: float
+    faults: tuple[str, ...]  # kinds of event, drawn over `fault_time_s`
+    num_faults: int
+    fault_time_s: float
+    cancel: float
+    deadline: float
+    leave: float  # a client that goes away and comes back
+    keyed: float
+
+
+def draw(seed: int) -> Options:
+    rng = random.Random(f"options {seed}")
+    lossy = rng.random() < 0.6
+
+    def rate(most: float) -> float:
+        return rng.uniform(0, most) if lossy and rng.random() < 0.6 else 0.0
+
+    kinds = tuple(kind for kind in FAULTS if rng.random() < 0.35)
+    stages = rng.choice((1, 2, 2, 3))
+    block_size = rng.choice((1, 2, 4))
+    prompt_len_max = rng.choice((4, 12, 24))
+    output_len_max = rng.choice((4, 10, 20))
+    longest = (prompt_len_max + 8 + output_len_max + 1) // block_size + 2
+    return Options(
+        seed=seed,
+        stages=stages,
+        spares=rng.choice((0, 0, 1)),
+        batchers=rng.choice((1, 1, 2)),
+        gateways=rng.choice((1, 2)),
+        block_size_tokens=block_size,
+        num_blocks=longest * rng.choice((1, 2, 8)) + 4,
+        step_tokens_max=rng.choice((4, 8, 32)),
+        running_len_max=rng.choice((1, 3, 8)),
+        waiting_len_max=rng.choice((3, 64)),
+        steps_in_flight=rng.choice((0, 1, stages + 1)),
+        num_clients=rng.choice((1, 3, 6)),
+        prompt_len_max=prompt_len_max,
+        output_len_max=output_len_max,
+        shared_prefix=rng.random() < 0.5,
+        step_cost_s=rng.choice((0.0005, 0.003, 0.02)),
+        delay_s=rng.choice((0.0, 0.001, 0.02)),
+        core_loss=rate(0.1),
+        settle_loss=rate(0.3),
+        answer_loss=rate(0.1),
+        late_write=rate(0.05),
+        call_loss=rate(0.05),
+        early_redelivery=rate(0.1),
+        stale_read=rate(0.2),
+        honours_old=rng.random() < 0.5,
+        rpc_loss=rate(0.05),
+        faults=kinds,
+        num_faults=rng.choice((1, 2, 4)) if kinds else 0,
+        fault_time_s=rng.choice((1.0, 4.0)),
+        cancel=rng.choice((0.0, 0.3)),
+        deadline=rng.choice((0.0, 0.2)),
+        leave=rng.choice((0.0, 0.3)),
+        keyed=rng.choice((0.0, 0.5, 1.0)),
+    )
