@@ -1,0 +1,176 @@
+"""The ledger's shell: serves it over rpc, says in the registry where, and traces what it did for whom.
+
+Nothing is stored: after a restart the pools come back as batchers attach them. A bug found in the ledger
+ends the process, because a ledger that may be wrong must not go on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from chassis import log, subjects
+from chassis.errors import BusError, RpcRejected
+from chassis.ids import BootId
+from chassis.messages import BadMessage
+from chassis.messages import kvstore as messages
+from chassis.messages.kvstore import TraceRef
+from chassis.messages.registry import KvstoreEntry, build_kvstore
+from chassis.ports import Ports
+from chassis.rpc import Handlers
+from chassis.trace import Span, TraceContext, Value
+from chassis.wire import kvstore_pb2 as pb
+from kvstore.config import Config
+from kvstore.ledger import Ledger
+
+REGISTER_RETRY_S = 0.5
+DEREGISTER_TIMEOUT_S = 1.0
+DRAIN_GRACE_S = 0.5
+
+
+class KvStore:
+    def __init__(self, config: Config, ports: Ports) -> None:
+        self.boot = BootId(ports.new_id())
+        self.ledger = Ledger(config.pools_max, config.blocks_max)
+        self.calls = 0
+        self._config = config
+        self._ports = ports
+        self._drained = asyncio.Event()
+        self._broken: Exception | None = None
+
+    async def run(self) -> None:
+        """Serves until cancelled or drained. Raises what broke the ledger."""
+        server = await self._ports.rpc.serve(self._config.rpc_address, self._handlers())
+        grace_s = 0.0
+        try:
+            async with asyncio.TaskGroup() as group:
+                registering = group.create_task(
+                    self._register(self._config.advertise_address or server.address), name="register"
+                )
+                log.info("kvstore serves", address=server.address)
+                await self._drained.wait()
+                registering.cancel()
+            if self._broken is not None:
+                raise self._broken
+            await self._deregister()
+            grace_s = DRAIN_GRACE_S
+        finally:
+            await server.close(grace_s)
+
+    async def drain(self) -> None:
+        self._drained.set()
+
+    def _handlers(self) -> Handlers:
+        return {
+            messages.ATTACH: self._serve(self._attach),
+            messages.MATCH: self._serve(self._match),
+            messages.EXCHANGE: self._serve(self._exchange),
+            messages.STATS: self._serve(self._stats),
+        }
+
+    def _serve(self, handle: Callable[[Any], Message]) -> Callable[[Any], Awaitable[Message]]:
+        """A call to the ledger never awaits, so calls follow each other whole."""
+
+        async def serve(request: Any) -> Message:
+            try:
+                if self._broken is not None:
+                    raise RpcRejected("UNAVAILABLE", "the ledger is broken")
+                reply = handle(request)
+                self._sample()
+                return reply
+            except BadMessage as error:
+                raise RpcRejected("INVALID_ARGUMENT", str(error)) from None
+            except RpcRejected:
+                raise
+            except Exception as error:
+                self._broken = error
+                self._drained.set()
+                raise
+
+        return serve
+
+    def _sample(self) -> None:
+        self.calls += 1
+        every = self._config.check_every_calls
+        if every and self.calls % every == 0:
+            self.ledger.check()
+
+    def _attach(self, request: pb.AttachRequest) -> pb.AttachReply:
+        call = messages.parse_attach(request)
+        attached = self.ledger.attach(call)
+        log.info(
+            "pool attached",
+            generation=call.pool.generation,
+            epoch=call.pool.epoch,
+            attachment=call.pool.attachment,
+            held=len(call.held),
+            free=attached.free,
+            cached=attached.cached,
+        )
+        return messages.build_attached(attached, self.boot)
+
+    def _match(self, request: pb.MatchRequest) -> pb.MatchReply:
+        start_ns = self._ports.wall_ns()
+        call = messages.parse_match(request)
+        blocks = self.ledger.match(call.pool, call.chains)
+        for trace, chain, found in zip(call.traces, call.chains, blocks, strict=False):
+            self._trace(
+                "kvstore.match",
+                start_ns,
+                (trace,),
+                {"shoal.blocks_asked": len(chain), "shoal.blocks_hit": len(found)},
+            )
+        return messages.build_matched(blocks)
+
+    def _exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
+        start_ns = self._ports.wall_ns()
+        call = messages.parse_exchange(request)
+        done = self.ledger.exchange(call)
+        self._trace(
+            "kvstore.exchange",
+            start_ns,
+            call.traces,
+            {
+                "shoal.blocks_committed": len(call.commits),
+                "shoal.blocks_released": len(call.releases),
+                "shoal.blocks_asked": call.lease_count,
+                "shoal.blocks_leased": len(done.leased),
+            },
+        )
+        return messages.build_exchanged(done)
+
+    def _stats(self, request: pb.StatsRequest) -> pb.StatsReply:
+        return messages.build_stats(self.ledger.stats(messages.parse_stats_question(request)))
+
+    def _trace(
+        self, name: str, start_ns: int, traces: Sequence[TraceRef], attributes: dict[str, Value]
+    ) -> None:
+        if not traces:
+            return
+        tracer, end_ns = self._ports.tracer, self._ports.wall_ns()
+        for key, trace_parent in traces:
+            parent = TraceContext.decode(trace_parent)
+            if parent is None:
+                continue
+            context = TraceContext(parent.trace_id, tracer.new_span_id(), parent.sampled)
+            tracer.record(Span(key, name, context, parent.span_id, start_ns, end_ns, attributes))
+
+    async def _register(self, address: str) -> None:
+        entry = build_kvstore(KvstoreEntry(self.boot, address))
+        while True:
+            wait_s = subjects.REGISTRY_REFRESH_S
+            try:
+                await self._ports.bus.put_entry(subjects.kvstore_key(self.boot), entry)
+            except BusError as error:
+                log.warning("not registered", error=str(error))
+                wait_s = REGISTER_RETRY_S
+            await asyncio.sleep(wait_s)
+
+    async def _deregister(self) -> None:
+        """Without an answer the entry expires by itself."""
+        try:
+            async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
+                await self._ports.bus.delete_entry(subjects.kvstore_key(self.boot))
+        except (BusError, TimeoutError) as error:
+            log.warning("not deregistered", error=str(error))
