@@ -1,0 +1,143 @@
+"""Pure. Every sequence's block table and sampling parameters, kept as columns over slots.
+
+A step brings deltas: freed slots are forgotten first, fresh rows replace their slot's table and
+parameters, other rows append to theirs. `apply` checks the whole step before it changes anything and
+loops over nothing but the fresh rows, so that a step costs microseconds. What it hands out is copied:
+tables may change while a step computes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chassis.messages import BadMessage
+from chassis.messages.pipeline import FLAG_FRESH, FLAG_SAMPLES, Step
+from shard_worker.executor import I32, I64, StepInputs
+
+Bool = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    slots_max: int
+    block_size_tokens: int
+    num_blocks: int
+    context_len_max: int
+    step_tokens_max: int
+    vocab_size: int = 1 << 31
+
+    @property
+    def blocks_per_sequence_max(self) -> int:
+        return -(-self.context_len_max // self.block_size_tokens)
+
+
+class SlotTables:
+    """The state of one epoch on one stage; a new epoch starts with empty tables."""
+
+    def __init__(self, limits: TableLimits) -> None:
+        self.limits = limits
+        n = limits.slots_max
+        self._tables: I32 = np.zeros((n, limits.blocks_per_sequence_max), np.int32)
+        self._lens: I64 = np.zeros(n, np.int64)  # blocks in each table
+        self._computed: I64 = np.zeros(n, np.int64)  # tokens whose K and V a step has written
+        self._known: Bool = np.zeros(n, np.bool_)
+        self._temperature = np.zeros(n, np.float32)
+        self._top_k = np.zeros(n, np.int32)
+        self._top_p = np.ones(n, np.float32)
+        self._seeds = np.zeros(n, np.uint64)
+
+    def apply(self, step: Step) -> StepInputs:
+        """Takes in the step's deltas and lays the step out. Raises BadMessage, and then changes nothing."""
+        slots = step.slots.astype(np.int64)
+        fresh = (step.flags & FLAG_FRESH) != 0
+        self._check(step, slots, fresh)
+        self._known[step.freed_slots] = False
+        if len(step.fresh):
+            self._start(step, slots[fresh])
+        if len(step.table):
+            self._append(step, slots)
+        return self._lay_out(step, slots)
+
+    def check(self) -> None:
+        """Invariants; for tests."""
+        widths = np.arange(self.limits.blocks_per_sequence_max)
+        beyond = widths[None, :] >= self._lens[:, None]
+        assert not self._tables[beyond].any(), "a table holds something past its end"
+        assert (self._tables >= 0).all() and (self._tables < self.limits.num_blocks).all()
+        assert (self._computed <= self._lens * self.limits.block_size_tokens).all()
+
+    def _check(self, step: Step, slots: I64, fresh: Bool) -> None:
+        limits = self.limits
+        if len(step.freed_slots) and int(step.freed_slots.max()) >= limits.slots_max:
+            raise BadMessage("step: freed slot out of range")
+        if not len(slots):
+            return
+        if int(slots.max()) >= limits.slots_max or len(np.unique(slots)) != len(slots):
+            raise BadMessage("step: slot out of range or named twice")
+        if len(step.token_ids) > limits.step_tokens_max:
+            raise BadMessage("step: more tokens than were agreed")
+        if int(step.token_ids.max()) >= limits.vocab_size:
+            raise BadMessage("step: token id out of range")
+        if len(step.table) and int(step.table.max()) >= limits.num_blocks:
+            raise BadMessage("step: block out of range")
+        known = self._known[slots]
+        if len(step.freed_slots):
+            known &= ~np.isin(slots, step.freed_slots)
+        if not (known | fresh).all():
+            raise BadMessage("step: a row of a slot that nobody started")
+        lens = np.where(fresh, 0, self._lens[slots]) + step.table_lens
+        if int(lens.max()) > limits.blocks_per_sequence_max:
+            raise BadMessage("step: a table longer than the context")
+        starts = step.starts.astype(np.int64)
+        if (starts + step.num_tokens > lens * limits.block_size_tokens).any():
+            raise BadMessage("step: a position without a block")
+        if (starts > self._computed[slots])[~fresh].any():
+            raise BadMessage("step: a row skips positions")
+
+    def _start(self, step: Step, slots: I64) -> None:
+        self._known[slots] = True
+        self._tables[slots] = 0
+        self._lens[slots] = 0
+        self._temperature[slots] = [f.sampling.temperature for f in step.fresh]
+        self._top_k[slots] = [min(f.sampling.top_k, (1 << 31) - 1) for f in step.fresh]
+        self._top_p[slots] = [f.sampling.top_p for f in step.fresh]
+        self._seeds[slots] = np.array([f.seed for f in step.fresh], np.uint64)
+
+    def _append(self, step: Step, slots: I64) -> None:
+        added = step.table_lens.astype(np.int64)
+        begins = np.cumsum(added) - added
+        places = np.arange(len(step.table)) + np.repeat(self._lens[slots] - begins, added)
+        self._tables[np.repeat(slots, added), places] = step.table
+        self._lens[slots] += added
+
+    def _lay_out(self, step: Step, slots: I64) -> StepInputs:
+        n, block_size = len(slots), self.limits.block_size_tokens
+        counts = step.num_tokens.astype(np.int64)
+        starts = step.starts.astype(np.int64)
+        offsets = np.zeros(n + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        context_lens = starts + counts
+        self._computed[slots] = context_lens
+        rows = np.repeat(np.arange(n), counts)
+        positions = np.arange(len(rows)) + np.repeat(starts - offsets[:-1], counts)
+        widest = int(self._lens[slots].max()) if n else 0
+        tables = self._tables[slots, :widest]
+        within = positions % block_size
+        kv_slots = tables[rows, positions // block_size] * np.int64(block_size) + within
+        samples = np.flatnonzero(step.flags & FLAG_SAMPLES)
+        sampling = slots[samples]
+        return StepInputs(
+            token_ids=step.token_ids,
+            positions=positions.astype(np.int32),
+            row_offsets=offsets,
+            context_lens=context_lens.astype(np.int32),
+            kv_slots=kv_slots,
+            block_tables=tables,
+            sample_rows=samples.astype(np.int32),
+            temperature=self._temperature[sampling],
+            top_k=self._top_k[sampling],
+            top_p=self._top_p[sampling],
+            seeds=self._seeds[sampling],
+            output_index=step.output_index[samples].astype(np.int32),
+        )
