@@ -1,0 +1,92 @@
+"""Small random models, made by transformers and saved as Hugging Face directories; the reference for ours.
+
+Weights are drawn wide, so that logits differ by more than rounding; who compares tokens asserts the margin.
+"""
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+MARGIN_MIN = 1e-3
+VOCAB = 300
+LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": None,
+}
+
+
+@cache
+def transformers() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        return transformers
+
+
+def make(path: Path, model_type: str = "llama", seed: int = 0, **changes: object) -> Any:
+    """Saves a model, its configuration and a byte-level tokenizer; returns transformers' model."""
+    hf = transformers()
+    settings = LLAMA | changes
+    if model_type != "llama":
+        settings.pop("head_dim")
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = hf.AutoConfig.for_model(model_type, **settings)
+        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "norm" in name:
+                    weight.uniform_(0.5, 1.5)
+                if name.endswith("bias"):
+                    weight.normal_(0, 0.3)
+        model.save_pretrained(path, max_shard_size=changes.get("max_shard_size", "5GB"))
+    save_tokenizer(path)
+    return model
+
+
+def save_tokenizer(path: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: i for i, piece in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<bos>", "<eos>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"bos_token": "<bos>", "eos_token": {"content": "<eos>"}}')
+
+
+def greedy(model: Any, prompt: list[int], num_output: int) -> tuple[list[int], float]:
+    """transformers' generate, and the smallest distance between the two largest logits on the way."""
+    ids = torch.tensor([prompt])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_output,
+            do_sample=False,
+            eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    top = torch.stack(result.logits)[:, 0].float().topk(2).values
+    return result.sequences[0, len(prompt) :].tolist(), float((top[:, 0] - top[:, 1]).min())
