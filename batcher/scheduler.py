@@ -1,23 +1,41 @@
 """Pure. Which sequences run in which numbered step.
 
-No phases: a sequence has tokens and computed tokens, and a step lets it catch up. Every call may leave
-notes for ownership and calls for kvstore; `take()` hands them over. Time comes with each call.
+No phases: a sequence has tokens and computed tokens, and a step lets it catch up; prefill, chunked prefill,
+decode and coming back after preemption are the same thing. Rules:
+- a sequence has at most one sampling step in flight; chunks of one prompt may follow each other;
+- decodes first, then prompts in order, under budgets of tokens, slots and blocks;
+- a block is committed when the step that filled it has come back;
+- the best of the running is never preempted.
+Every call may leave notes for ownership and calls for kvstore; `take()` hands them over.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from batcher import policy
+from batcher.admission import Admission, forget_blocks
+from batcher.block_hash import NO_PARENT, BlockHasher, Extras
+from batcher.composer import Composer, FlightRow
 from batcher.events import (
     Admitted,
     BlockEffect,
     BlockEvent,
+    BlocksExchanged,
+    BlocksMatched,
     Ended,
+    PoolAttached,
     StepPlan,
     StepReturned,
     TokensMade,
 )
-from batcher.stops import Stops
-from chassis.ids import Epoch, RequestId
-from chassis.messages.request import Request, Timings, Usage
+from batcher.inflight import InFlight
+from batcher.lease import Lease
+from batcher.running import Running
+from batcher.sequence import Clock, Phase, Sequence, Status
+from batcher.stops import Stops, advance
+from batcher.waiting import Deadlines
+from chassis.ids import BlockId, Epoch, RequestId
+from chassis.messages.request import Reason, Request, Timings, Usage
 
 Note = Admitted | TokensMade | Ended
 
@@ -54,7 +72,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """In order. Perform `effects` in order; their completions come back through `handle_blocks`."""
+    """In order. Completions of `effects` come back through `handle_blocks`."""
 
     notes: tuple[Note, ...] = ()
     effects: tuple[BlockEffect, ...] = ()
@@ -63,12 +81,47 @@ class Taken:
 class Scheduler:
     """One pipeline's schedule. Call `take()` after any of the calls below that is not a query."""
 
-    def __init__(self, config: SchedulerConfig, stops: Stops) -> None: ...
+    def __init__(self, config: SchedulerConfig, stops: Stops) -> None:
+        assert config.step_tokens_max >= 1 and config.sequences_max >= 1
+        self._config = config
+        self._stops = stops
+        self._now = 0.0
+        self._order = policy.Order(config.age_steps_per_priority)
+        self._cost = policy.StepCost()
+        self._lease = Lease(config.lease_low_blocks, config.lease_high_blocks)
+        self._admission = Admission(
+            self._lease,
+            config.block_size_tokens,
+            config.match_ahead_len,
+            config.match_wait_ms / 1e3,
+            config.prefix_cache,
+        )
+        self._flights: InFlight[FlightRow] = InFlight(
+            config.step_deadline_min_ms / 1e3, config.step_deadline_factor
+        )
+        self._deadlines = Deadlines()
+        self._sequences: dict[RequestId, Sequence] = {}  # all that have not ended
+        self._running = Running(config.sequences_max)
+        self._composer = Composer(
+            self._running,
+            self._admission,
+            self._lease,
+            self._preempt,
+            config.block_size_tokens,
+            config.step_tokens_max,
+        )
+        self._formed = False
+        self._capacity_tokens = 0
+        self._sent_at = float("-inf")
+        self._steps = 0
+        self._notes: list[Note] = []
 
-    # requests
+    # ---- requests ----------------------------------------------------------------------------------
 
     def add_waiting(self, request: Request, now: float, age_s: float, deadline: float | None) -> None:
         """A fresh request waits for admission (note `Admitted`). A passed deadline ends it (note `Ended`)."""
+        self._now = now
+        self._add(request, (), Clock(now, age_s, Phase.WAITING), deadline, claimed=False, alone=False)
 
     def run(
         self,
@@ -80,60 +133,342 @@ class Scheduler:
         age_s: float = 0.0,
     ) -> None:
         """An owned request, or one that starts again; no `Admitted`. Ends are judged on `output_ids` first:
-        if whole already, `Ended` is noted at once. `age_s` counts as interrupted when it is new here."""
+        if they are whole already, `Ended` is noted at once. `age_s`, of one that is new here, counts as
+        interrupted."""
+        self._now = now
+        known = self._sequences.get(request.id)
+        if known is None:
+            clock = Clock(now, 0.0, Phase.INTERRUPTED if output_ids else Phase.WAITING, interrupted_s=age_s)
+        else:
+            self._leave(known, now)
+            clock = known.clock
+            clock.enter(Phase.INTERRUPTED, now)
+        self._add(request, output_ids, clock, deadline, claimed=True, alone=alone, before=known)
+
+    def _add(
+        self,
+        request: Request,
+        output_ids: tuple[int, ...],
+        clock: Clock,
+        deadline: float | None,
+        claimed: bool,
+        alone: bool,
+        before: Sequence | None = None,
+    ) -> None:
+        assert request.id not in self._sequences, "a request came twice"
+        config = self._config
+        watch = self._stops.watch(request.limits, len(request.prompt_ids), config.context_len_max)
+        end = advance(watch, output_ids)
+        kept = output_ids if end is None else output_ids[: end.length]
+        extras = Extras(salt=request.tenant.encode() if config.salt_by_tenant else None)
+        sequence = Sequence(
+            request,
+            kept,
+            watch,
+            BlockHasher(config.namespace, config.block_size_tokens, extras),
+            clock,
+            before.order if before else self._order.key(request.priority, self._steps),
+            deadline,
+            claimed,
+            alone,
+        )
+        if before is not None:
+            sequence.carry_on(before)
+        self._sequences[request.id] = sequence
+        self._admission.add(sequence)
+        self._deadlines.add(sequence)
+        if end is not None:
+            self._end(sequence, end.reason, end.byte_cut, self._now)
+        elif deadline is not None and deadline <= self._now:
+            self._end(sequence, Reason.DEADLINE, None, self._now)
 
     def stop(self, request_id: RequestId, now: float) -> Stopped | None:
         """Forget the request; None if unknown (it had ended). No `Ended` is noted."""
+        self._now = now
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        self._leave(sequence, now)
+        return Stopped(sequence.output_ids, sequence.usage(), sequence.timings(now))
 
-    def progress(self, request_id: RequestId, now: float) -> Stopped | None:
-        """As `stop`, but it goes on."""
+    def _leave(self, sequence: Sequence, now: float) -> None:
+        """Out of everything; steps in flight are ignored for it."""
+        if sequence.status is Status.RUNNING:
+            self._running.unseat(sequence)
+        else:
+            self._admission.remove(sequence)
+        self._lease.release(sequence.blocks, now)
+        sequence.blocks.clear()
+        sequence.incarnation += 1
+        sequence.status = Status.ENDED
+        del self._sequences[sequence.request.id]
+        self._deadlines.sweep(len(self._sequences))
 
-    # pipeline
+    def _end(
+        self, sequence: Sequence, reason: Reason, byte_cut: int | None, now: float, error: str = ""
+    ) -> None:
+        self._leave(sequence, now)
+        self._notes.append(
+            Ended(
+                now,
+                sequence.request.id,
+                reason,
+                sequence.output_ids,
+                byte_cut,
+                sequence.usage(),
+                sequence.timings(now),
+                error,
+            )
+        )
+
+    # ---- running and not ---------------------------------------------------------------------------
+
+    def _admit(self, now: float) -> None:
+        while self._running.places:
+            head = self._admission.next(now, self._running)
+            if head is None:
+                return
+            self._seat(head, now)
+
+    def _seat(self, sequence: Sequence, now: float) -> None:
+        """From the head of the line into the running."""
+        limits, context_len_max = sequence.request.limits, self._config.context_len_max
+        room = min(context_len_max, self._capacity_tokens) - sequence.prompt_len
+        sequence.watch.length_max = min(limits.max_tokens, room)
+        if sequence.growth_tokens <= 0:
+            error = f"{sequence.num_tokens} tokens do not fit the pool's {self._capacity_tokens}"
+            self._end(sequence, Reason.FAILED, None, now, error)
+            return
+        self._admission.remove(sequence)
+        self._running.seat(sequence)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
+        if sequence.num_tokens == sequence.prompt_len or sequence.clock.phase is Phase.WAITING:
+            sequence.clock.enter(Phase.PREFILL, now)
+        if not sequence.admitted:
+            sequence.admitted = True
+            self._notes.append(Admitted(now, sequence.request.id))
+
+    def _back_to_waiting(self, sequence: Sequence, now: float) -> None:
+        """It lost its place; what it has computed was given back or is gone."""
+        self._running.unseat(sequence)
+        forget_blocks(sequence)
+        sequence.claimed = True
+        sequence.clock.enter(Phase.INTERRUPTED, now)
+        self._admission.add(sequence)
+
+    def _preempt(self, sequence: Sequence, now: float) -> None:
+        sequence.preemptions += 1
+        self._lease.release(sequence.blocks, now)
+        self._back_to_waiting(sequence, now)
+        self._admission.reserve.preempted()
+
+    # ---- pipeline ----------------------------------------------------------------------------------
 
     def form(self, epoch: Epoch, num_blocks: int, num_stages: int, pool_changed: bool, now: float) -> None:
         """A pipeline stands. `pool_changed`: its block pool holds nothing that this scheduler put there."""
+        assert num_blocks >= 1 and num_stages >= 1
+        self.unform(now)
+        config = self._config
+        steps_max = config.steps_in_flight_max or max(2, num_stages)
+        self._capacity_tokens = num_blocks * config.block_size_tokens
+        steps_max = min(steps_max, num_stages + 1)
+        self._flights.open(epoch, steps_max)
+        self._composer.open(steps_max, num_stages)
+        self._lease.reset(num_blocks, pool_changed, now)
+        if pool_changed:
+            self._admission.pool_gone()
+            for sequence in tuple(self._running):
+                self._back_to_waiting(sequence, now)
+        for sequence in self._running:
+            if sequence.num_tokens == sequence.prompt_len:
+                sequence.clock.enter(Phase.PREFILL, now)
+        self._running.take_freed()  # an epoch starts with no slots taken
+        self._sent_at = float("-inf")
+        self._formed = True
 
     def unform(self, now: float) -> tuple[RequestId, ...]:
         """The pipeline is lost: its steps in flight are void. Returns the requests that were in them."""
+        self._now = now
+        if not self._formed:
+            return ()
+        self._formed = False
+        held = dict.fromkeys(row[0].request.id for flight in self._flights.void() for row in flight.rows)
+        self._lease.close()
+        self._admission.void_calls()
+        for sequence in self._running:
+            sequence.fall_back(sequence.num_committed * self._config.block_size_tokens)
+            sequence.clock.enter(Phase.INTERRUPTED, now)
+        self._running.line_up_all()
+        return tuple(request_id for request_id in held if request_id in self._sequences)
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, counted as sent; None: nothing to do or all places in flight taken. Call until None."""
+        """The next step, counted as sent; None: nothing to do, or all places in flight are taken.
+        Call until None."""
+        self._now = now
+        if not self._formed or self._flights.full:
+            return None
+        self._lease.begin()
+        self._admit(now)
+        rows, carried = self._composer.compose(len(self._flights), now)
+        idle_s = self._config.idle_step_ms / 1e3
+        if not rows and (len(self._flights) or now < self._sent_at + idle_s):
+            return None
+        num_tokens = sum([row[3] - row[2] for row in carried])
+        num_samples = sum([row[4] for row in carried])
+        number = self._flights.send(carried, num_tokens, num_samples, now, self._cost.predict(num_tokens))
+        self._sent_at = now
+        if rows:
+            self._steps += 1
+            self._admission.reserve.step()
+        assert self._flights.epoch is not None
+        return StepPlan(self._flights.epoch, number, rows, self._running.take_freed())
 
     def returned(self, event: StepReturned) -> bool:
-        """False: not what was expected next from this epoch's pipeline, which must be formed anew.
-        Ghosts of other epochs are counted and True."""
+        """False: not what was due next from this epoch's pipeline, which must be formed anew.
+        Ghosts of other epochs are counted, and True."""
+        now = self._now = event.now
+        if not self._formed or event.epoch != self._flights.epoch:
+            self._flights.stats.ghosts += 1
+            return True
+        due = self._flights.returned(event.number, len(event.token_ids), now)
+        if due is None:
+            return False
+        flight, service_s = due
+        self._cost.observe(flight.num_tokens, service_s)
+        size = self._config.block_size_tokens
+        notes = self._notes
+        token_ids = iter(event.token_ids)
+        for sequence, incarnation, start, end, samples in flight.rows:
+            token_id = next(token_ids) if samples else 0
+            if sequence.incarnation != incarnation:
+                continue
+            sequence.num_proven = end
+            if start < sequence.num_written:
+                sequence.recomputed_tokens += min(end, sequence.num_written) - start
+            if end > sequence.num_written:
+                sequence.num_written = end
+            if end // size > sequence.num_committed:
+                self._commit(sequence, end // size, now)
+            if not samples:
+                continue
+            sequence.ids.append(token_id)
+            self._running.growth_tokens -= 1
+            if sequence.clock.phase is not Phase.DECODE:
+                sequence.clock.enter(Phase.DECODE, now)
+            notes.append(TokensMade(now, sequence.request.id, (token_id,)))
+            over = sequence.watch.push(token_id)
+            if over is not None:
+                self._end(sequence, over.reason, over.byte_cut, now)
+            else:
+                self._running.line_up(sequence)
+        return True
+
+    def _commit(self, sequence: Sequence, num_blocks: int, now: float) -> None:
+        if not self._config.prefix_cache:
+            return
+        hashes = sequence.chain(num_blocks)
+        for index in range(sequence.num_committed, num_blocks):
+            parent = hashes[index - 1] if index else NO_PARENT
+            self._lease.commit(sequence.blocks[index], hashes[index], parent, now)
+        sequence.num_committed = num_blocks
 
     def overdue(self, now: float) -> bool:
         """The oldest step in flight has passed its deadline: the pipeline hangs."""
+        deadline = self._flights.deadline()
+        return deadline is not None and now >= deadline
 
-    # blocks and time
+    # ---- blocks and time ---------------------------------------------------------------------------
 
-    def handle_blocks(self, event: BlockEvent) -> None: ...
+    def handle_blocks(self, event: BlockEvent) -> None:
+        self._now = event.now
+        match event:
+            case BlocksMatched():
+                self._admission.matched(event)
+            case BlocksExchanged():
+                self._lease.exchanged(event)
+            case PoolAttached():
+                self._lease.attached_anew(event)
 
     def tick(self, now: float) -> None:
-        """Deadlines, block calls that wait for time. Call it at `wake_at()` or every 50 ms; then `plan`."""
+        """Time passed. Call it at `wake_at()`, then `plan`."""
+        self._now = now
+        while (sequence := self._deadlines.pop_passed(now)) is not None:
+            self._end(sequence, Reason.DEADLINE, None, now)
 
     def wake_at(self) -> float | None:
-        """When `tick` (and then `plan`) next has something to do, if nothing else happens before."""
+        """When `tick` and `plan` next have something to do, if nothing else happens before."""
+        times = [self._deadlines.next()]
+        if self._formed:
+            times += [self._lease.wake_at(), self._admission.wake_at(self._now), self._flights.deadline()]
+            if not len(self._flights):
+                times.append(max(self._now, self._sent_at + self._config.idle_step_ms / 1e3))
+        return min((time for time in times if time is not None), default=None)
 
-    def take(self) -> Taken: ...
+    def take(self) -> Taken:
+        """What the calls since the last one left."""
+        effects: list[BlockEffect] = []
+        if self._formed:
+            effects = self._lease.calls(self._now)
+            match = self._admission.ask(self._now, self._running.places)
+            if match is not None:
+                effects.append(match)
+        if not effects and not self._notes:
+            return NOTHING
+        taken = Taken(tuple(self._notes), tuple(effects))
+        self._notes.clear()
+        return taken
 
-    # queries
+    # ---- queries -----------------------------------------------------------------------------------
 
     @property
-    def num_running(self) -> int: ...
+    def num_running(self) -> int:
+        return len(self._running)
 
     @property
-    def num_waiting(self) -> int: ...
+    def num_waiting(self) -> int:
+        return len(self._admission.waiting)
 
     @property
-    def steps_in_flight(self) -> int: ...
+    def num_wanted(self) -> int:
+        """Requests that the waiting room still has places for."""
+        return max(0, self._config.waiting_len_max - self.num_waiting)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def formed(self) -> bool:
+        return self._formed
 
     @property
     def runnable(self) -> bool:
-        """Something could run or is in flight: if no step completes in time, the pipeline hangs."""
+        """Something runs or is in flight: if no step comes back in time, the pipeline hangs."""
+        return bool(self._running) or len(self._flights) > 0
+
+    def request(self, request_id: RequestId) -> Request:
+        """Of one that it holds."""
+        return self._sequences[request_id].request
 
     def request_ids(self) -> tuple[RequestId, ...]:
         """All it holds, in the order they came."""
+        return tuple(self._sequences)
 
-    def check(self) -> None: ...
+    def tables(self) -> Iterable[list[BlockId]]:
+        return (sequence.blocks for sequence in self._sequences.values() if sequence.blocks)
+
+    def check(self) -> None:
+        self._admission.check()
+        self._flights.check()
+        self._deadlines.check()
+        self._cost.check()
+        self._lease.check(self.tables())
+        assert len(self._sequences) == len(self._running) + self.num_waiting
+        self._running.check()
+        self._composer.check()
+        for sequence in self._sequences.values():
+            sequence.check()
+
+
+NOTHING = Taken()

@@ -1,0 +1,190 @@
+"""Pure. Puts the rows of one step together: who catches up by how much, and into which blocks.
+
+Decodes first, then prompts, under the budgets of tokens and blocks. Where blocks are missing they are asked
+for; when the pool is dry, room is made: first what waiting sequences hold, then whoever is last in the order.
+A sequence that must share its steps with no one has the whole ring for itself, one step at a time.
+"""
+
+from collections.abc import Callable
+
+from batcher import policy
+from batcher.admission import Admission
+from batcher.events import Row
+from batcher.lease import Lease
+from batcher.running import Running
+from batcher.sequence import Sequence, Status
+
+FlightRow = tuple[Sequence, int, int, int, bool]  # sequence, its incarnation, start, end, samples
+
+
+class Composer:
+    def __init__(
+        self,
+        running: Running,
+        admission: Admission,
+        lease: Lease,
+        preempt: Callable[[Sequence, float], None],
+        block_size_tokens: int,
+        step_tokens_max: int,
+    ) -> None:
+        assert step_tokens_max >= 1
+        self._running = running
+        self._admission = admission
+        self._lease = lease
+        self._preempt = preempt
+        self._block_size_tokens = block_size_tokens
+        self._step_tokens_max = step_tokens_max
+        self._groups = 1
+        self._steps_max = 1
+        self._shared_left: int | None = 0  # shared steps until one alone; None: one alone is in flight
+        self._preempted = False
+        self._rows: list[Row] = []
+        self._carried: list[FlightRow] = []
+
+    def open(self, steps_max: int, num_stages: int) -> None:
+        """A new epoch: nothing is in flight."""
+        self._groups = policy.decode_groups(steps_max, num_stages)
+        self._steps_max = steps_max
+        self._shared_left = 0
+
+    def compose(self, num_in_flight: int, now: float) -> tuple[tuple[Row, ...], tuple[FlightRow, ...]]:
+        """Rows of the next step, and the record of what it carries."""
+        self._rows, self._carried, self._preempted = [], [], False
+        self._fill(num_in_flight, now)
+        if self._preempted:  # whoever lost its blocks is not in this step either
+            kept = [
+                (row, carried)
+                for row, carried in zip(self._rows, self._carried, strict=True)
+                if carried[0].incarnation == carried[1]
+            ]
+            return tuple(row for row, _ in kept), tuple(carried for _, carried in kept)
+        return tuple(self._rows), tuple(self._carried)
+
+    def _fill(self, num_in_flight: int, now: float) -> None:
+        alone = self._running.alone
+        if self._shared_left is None:
+            if num_in_flight:
+                return
+            self._shared_left = self._steps_max
+        if alone and self._shared_left == 0:
+            if num_in_flight:
+                return
+            self._fill_alone(now)
+            if self._rows:
+                return
+            self._shared_left = self._steps_max  # it lacks blocks: the others go on
+        self._fill_decodes(now)
+        self._fill_prompts(now)
+        if self._rows:
+            self._shared_left = max(0, self._shared_left - 1)
+        elif alone and not num_in_flight:
+            self._fill_alone(now)
+
+    def _fill_alone(self, now: float) -> None:
+        line = self._running.alone
+        for sequence in tuple(line):
+            if self._add_row(sequence, self._step_tokens_max, now):
+                line.remove(sequence)
+                if sequence.num_computed < len(sequence.ids):
+                    line.append(sequence)
+                self._shared_left = None
+                return
+
+    def _fill_decodes(self, now: float) -> None:
+        line = self._running.decoding
+        if not line:
+            return
+        num_decodes = len(self._running) - len(self._running.prefilling)
+        rows_max = min(-(-num_decodes // self._groups), self._step_tokens_max)
+        blocked: list[Sequence] = []
+        size = self._block_size_tokens
+        while line and len(self._rows) < rows_max:
+            sequence = line[0]
+            if sequence.num_computed < len(sequence.blocks) * size or self._grow(
+                sequence, sequence.num_computed + 1, now
+            ):
+                line.popleft()
+                self._append(sequence, sequence.num_computed, sequence.num_computed + 1)
+            else:
+                line.popleft()
+                blocked.append(sequence)
+        if blocked:
+            line.extendleft(s for s in reversed(blocked) if s.status is Status.RUNNING)
+
+    def _fill_prompts(self, now: float) -> None:
+        line = self._running.prefilling
+        left = policy.prefill_tokens_max(self._step_tokens_max, len(self._rows))
+        for sequence in tuple(line.values()):
+            if left <= 0:
+                return
+            if sequence.request.id in line:  # not preempted meanwhile
+                left -= self._add_row(sequence, left, now)
+                match len(sequence.ids) - sequence.num_computed:
+                    case 0:
+                        del line[sequence.request.id]
+                    case 1:
+                        del line[sequence.request.id]
+                        self._running.line_up(sequence)
+                    case _:
+                        pass
+
+    def _add_row(self, sequence: Sequence, tokens_max: int, now: float) -> int:
+        """Let it catch up by as many tokens as budget and blocks allow; returns how many."""
+        start = sequence.num_computed
+        end = min(len(sequence.ids), start + tokens_max)
+        if end > len(sequence.blocks) * self._block_size_tokens:
+            self._grow(sequence, end, now)
+            end = min(end, len(sequence.blocks) * self._block_size_tokens)
+        if end > start:
+            self._append(sequence, start, end)
+        return end - start
+
+    def _append(self, sequence: Sequence, start: int, end: int) -> None:
+        num_tokens, blocks = len(sequence.ids), sequence.blocks
+        sent = 0 if sequence.fresh else sequence.num_sent_blocks
+        samples = end == num_tokens
+        assert sequence.slot is not None
+        self._rows.append(
+            Row(
+                sequence.request.id,
+                sequence.slot,
+                start,
+                tuple(sequence.ids[start:end]),
+                samples,
+                num_tokens - sequence.prompt_len,
+                tuple(blocks[sent:]) if sent < len(blocks) else (),
+                sequence.fresh,
+            )
+        )
+        self._carried.append((sequence, sequence.incarnation, start, end, samples))
+        sequence.fresh = False
+        sequence.num_sent_blocks = len(blocks)
+        sequence.num_computed = end
+
+    def _grow(self, sequence: Sequence, end: int, now: float) -> bool:
+        """Append blocks until `end` tokens fit. False: there are not enough now; they are asked for."""
+        lease, blocks, size = self._lease, sequence.blocks, self._block_size_tokens
+        want = -(-end // size)
+        blocks.extend(lease.take(want - len(blocks)))
+        while len(blocks) < want and lease.dry and self._make_room(sequence, now):
+            blocks.extend(lease.take(want - len(blocks)))
+        if len(blocks) < want:
+            lease.lack(-(-len(sequence.ids) // size) - len(blocks))
+        return len(blocks) >= want
+
+    def _make_room(self, sequence: Sequence, now: float) -> bool:
+        """The pool is dry. False: nobody gives way, it must wait."""
+        if self._admission.let_go(now):
+            return True
+        victim = policy.choose_victim(self._running, sequence)
+        if victim is not None:
+            self._preempted = True
+            self._preempt(victim, now)
+            return True
+        if len(self._running) == 1:
+            self._lease.doubt(now)  # on its own it must fit
+        return False
+
+    def check(self) -> None:
+        assert self._groups >= 1
+        assert self._shared_left is None or 0 <= self._shared_left <= self._steps_max

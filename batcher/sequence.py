@@ -1,0 +1,189 @@
+"""Pure. One request as the scheduler sees it: its ids, how far they are computed, where its KV lies.
+
+`num_computed` counts tokens of steps that were sent, `num_proven` of steps that came back. A step in
+flight that samples has `num_computed == num_tokens`, so a sequence needs a step exactly while it is less.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from enum import Enum
+
+from batcher.block_hash import BlockHasher
+from batcher.stops import Watch
+from chassis.ids import BlockHash, BlockId, Slot
+from chassis.messages.request import Request, Timings, Usage
+
+
+class Status(Enum):
+    WAITING = "waiting"  # in the order, nothing known
+    MATCHING = "matching"  # kvstore was asked for its prefix
+    MATCHED = "matched"  # holds the blocks of its cached prefix, if any
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Phase(Enum):
+    """Rows of the ledger that the scheduler fills."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    INTERRUPTED = "interrupted"
+
+
+class Clock:
+    """Splits a request's time among phases in whole microseconds, so that they sum exactly."""
+
+    __slots__ = ("_phase", "_since_us", "_spent_us", "queued_us")
+
+    def __init__(self, now: float, queued_s: float, phase: Phase, interrupted_s: float = 0.0) -> None:
+        self.queued_us = max(0, round(queued_s * 1e6))
+        self._since_us = round(now * 1e6)
+        self._phase = phase
+        self._spent_us = dict.fromkeys(Phase, 0)
+        self._spent_us[Phase.INTERRUPTED] = max(0, round(interrupted_s * 1e6))
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def enter(self, phase: Phase, now: float) -> None:
+        now_us = max(self._since_us, round(now * 1e6))
+        self._spent_us[self._phase] += now_us - self._since_us
+        self._since_us = now_us
+        self._phase = phase
+
+    def timings(self, now: float, preemptions: int, recomputed_tokens: int) -> Timings:
+        self.enter(self._phase, now)
+        spent = self._spent_us
+        return Timings(
+            queued_us=self.queued_us,
+            waiting_us=spent[Phase.WAITING],
+            prefill_us=spent[Phase.PREFILL],
+            decode_us=spent[Phase.DECODE],
+            interrupted_us=spent[Phase.INTERRUPTED],
+            preemptions=preemptions,
+            recomputed_tokens=recomputed_tokens,
+        )
+
+
+class Sequence:
+    __slots__ = (
+        "admitted",
+        "alone",
+        "blocks",
+        "cached_tokens",
+        "claimed",
+        "clock",
+        "deadline",
+        "fresh",
+        "hasher",
+        "hashes",
+        "ids",
+        "incarnation",
+        "num_committed",
+        "num_computed",
+        "num_proven",
+        "num_sent_blocks",
+        "num_written",
+        "order",
+        "preemptions",
+        "prompt_len",
+        "recomputed_tokens",
+        "request",
+        "slot",
+        "status",
+        "watch",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        output_ids: SequenceOf[int],
+        watch: Watch,
+        hasher: BlockHasher,
+        clock: Clock,
+        order: tuple[int, int],
+        deadline: float | None = None,
+        claimed: bool = False,
+        alone: bool = False,
+    ) -> None:
+        self.request = request
+        self.prompt_len = len(request.prompt_ids)
+        self.ids: list[int] = [*request.prompt_ids, *output_ids]
+        self.watch = watch
+        self.hasher = hasher
+        self.clock = clock
+        self.order = order
+        self.deadline = deadline
+        self.claimed = claimed  # goes before those that are not
+        self.alone = alone
+        self.admitted = claimed  # `Admitted` was noted, or is not wanted
+        self.status = Status.WAITING
+        self.slot: Slot | None = None
+        self.fresh = True
+        self.incarnation = 0  # rows of an earlier one are ghosts
+        self.blocks: list[BlockId] = []
+        self.hashes: list[BlockHash] = []  # of full blocks, as far as they were needed
+        self.num_computed = 0
+        self.num_proven = 0
+        self.num_committed = 0  # blocks at the head of the table with known content
+        self.num_sent_blocks = 0  # of the table, to the workers
+        self.num_written = 0  # tokens ever computed and returned: below it, computing is repeating
+        self.cached_tokens: int | None = None  # None: not yet admitted
+        self.preemptions = 0
+        self.recomputed_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def growth_tokens(self) -> int:
+        """Output it may still write."""
+        return self.watch.length_max - self.watch.length
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        return tuple(self.ids[self.prompt_len :])
+
+    @property
+    def num_match_blocks(self) -> int:
+        """Full blocks a cached prefix may cover: the last token is always computed."""
+        return (len(self.ids) - 1) // self.hasher.block_size_tokens
+
+    def chain(self, num_blocks: int) -> list[BlockHash]:
+        """Hashes of the first `num_blocks` full blocks (perhaps of more)."""
+        if len(self.hashes) < num_blocks:
+            self.hasher.extend(self.hashes, self.ids, num_blocks)
+        return self.hashes
+
+    def fall_back(self, num_computed: int) -> None:
+        """Steps in flight are void; the first `num_computed` tokens are still in the pool."""
+        assert num_computed <= self.num_proven or num_computed == 0
+        self.incarnation += 1
+        self.num_computed = self.num_proven = num_computed
+        self.fresh = True
+
+    def carry_on(self, before: "Sequence") -> None:
+        """It is the same request, started again with other output."""
+        self.admitted = True
+        self.cached_tokens = before.cached_tokens
+        self.preemptions = before.preemptions
+        self.recomputed_tokens = before.recomputed_tokens
+        self.num_written = min(before.num_written, len(self.ids))
+
+    def usage(self) -> Usage:
+        return Usage(self.prompt_len, self.cached_tokens or 0, len(self.ids) - self.prompt_len)
+
+    def timings(self, now: float) -> Timings:
+        return self.clock.timings(now, self.preemptions, self.recomputed_tokens)
+
+    def check(self) -> None:
+        size = self.hasher.block_size_tokens
+        assert self.num_committed * size <= self.num_proven <= self.num_computed <= len(self.ids)
+        assert self.num_computed <= len(self.blocks) * size
+        assert self.num_sent_blocks <= len(self.blocks)
+        assert self.num_committed <= len(self.hashes) or self.num_committed == 0
+        assert (self.slot is not None) == (self.status is Status.RUNNING)
+        assert self.status is not Status.WAITING or not self.blocks
+        assert self.watch.length == len(self.ids) - self.prompt_len
