@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2
 
 from chassis.wire import gateway_pb2 as pb
 from chassis.wire import gateway_pb2_grpc as pb_grpc
@@ -237,6 +238,16 @@ class AsyncClient:
     def resume(self, request_id: str, output_ids: Sequence[int]) -> AsyncIterator[Event]:
         """What comes after the output ids already held. Raises ShoalError."""
         return self._events(self._stub.Resume(pb.ResumeRequest(request_id=request_id, output_ids=output_ids)))
+
+    async def serving(self) -> bool:
+        """Whether the gateway says that it is healthy. Raises ShoalError when it says nothing."""
+        check = self._channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        reply = await self._call(check, health_pb2.HealthCheckRequest())
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def cancel(self, request_id: str) -> None:
         await self._call(self._stub.Cancel, pb.CancelRequest(request_id=request_id))

@@ -1,0 +1,125 @@
+"""One process of a local deployment: started, watched, started again when it dies, ended.
+
+It leads a session of its own, so that Ctrl-C in a terminal reaches only the launcher, and the kernel kills
+it when the launcher dies. A process that dies young is started again later and later.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+RESTART_DELAY_S = 0.1
+RESTART_DELAY_MAX_S = 5.0
+STABLE_AFTER_S = 10.0
+_KILLED_WITHIN_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_LOG_BYTES_MAX = 64 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Runs between fork and exec: the kernel ends this process when its parent is gone."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Child:
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log_path: Path
+    restart: bool = True
+    failures: int = 0  # in a row, each before it was stable
+    _process: asyncio.subprocess.Process | None = None
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def pid(self) -> int | None:
+        """None while it does not run."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def run(self) -> None:
+        """Until `end`; without `restart`, until it dies. Cancelling kills it."""
+        loop = asyncio.get_running_loop()
+        delay_s = RESTART_DELAY_S
+        try:
+            while not self._ending.is_set():
+                began = loop.time()
+                await self._once()
+                if not self.restart or self._ending.is_set():
+                    return
+                self.failures += 1
+                if loop.time() - began > STABLE_AFTER_S:
+                    self.failures, delay_s = 1, RESTART_DELAY_S
+                try:
+                    async with asyncio.timeout(delay_s):
+                        await self._ending.wait()
+                except TimeoutError:
+                    delay_s = min(2 * delay_s, RESTART_DELAY_MAX_S)
+        finally:
+            self.signal(signal.SIGKILL)
+
+    async def _once(self) -> None:
+        with _open_log(self.log_path) as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.argv,
+                env=self.env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        if self._ending.is_set():  # asked to end while it was being started
+            self.signal(signal.SIGTERM)
+        await self._process.wait()
+
+    def signal(self, number: int) -> bool:
+        """False when it does not run."""
+        pid = self.pid
+        if pid is None:
+            return False
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def end(self, grace_s: float) -> bool:
+        """Asks it to drain, waits, then kills. False when it had to be killed."""
+        self._ending.set()
+        process = self._process
+        if process is None or not self.signal(signal.SIGTERM):
+            return True
+        try:
+            async with asyncio.timeout(grace_s):
+                await process.wait()
+            return True
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            async with asyncio.timeout(_KILLED_WITHIN_S):
+                await process.wait()
+            return False
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines it wrote."""
+        try:
+            data = self.log_path.read_bytes()[-64 << 10 :]
+        except OSError:
+            return ""
+        return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Appends; one that grew too large starts again, with the old one beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > _LOG_BYTES_MAX:
+        path.replace(path.with_suffix(".old"))
+    return path.open("ab")
