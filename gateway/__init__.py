@@ -1,0 +1,1 @@
+"""The border: text and protocols outside, integers and records inside."""

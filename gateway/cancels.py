@@ -1,0 +1,199 @@
+"""Pure. Cancels under way: tell the owner; a second later write `cancel` until it or a terminal is stored.
+
+Rules: a write expects the sequence of the last record read, so a terminal record always wins; an errand
+outlives its stream; whoever only knows an id must be of the request's tenant. Owner words are repeated with
+each write attempt, because they may be lost.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from chassis.ids import Attempt, BootId, RequestId
+from chassis.messages.request import Cancel, CancelAsk, Claim, Terminal
+from gateway.events import (
+    CancelHeard,
+    CancelWritten,
+    Count,
+    Effect,
+    MessageRead,
+    ReadMessage,
+    ReadRecord,
+    RecordRead,
+    Tell,
+    Write,
+    WriteCancel,
+)
+
+WRITE_AFTER_S = 1.0
+RETRY_FIRST_S = 0.25
+RETRY_MAX_S = 8.0
+GIVE_UP_S = 600.0
+LEN_MAX = 16384
+
+
+@dataclass(slots=True)
+class Errand:
+    reason: str
+    give_up_at: float
+    model: str = ""
+    owner: BootId | None = None
+    due: float | None = None  # when to read next; None while a call is under way
+    call: int = 0
+    retry_s: float = RETRY_FIRST_S
+    tenant: str | None = None  # to be checked before anything else
+    replies: list[int] = field(default_factory=list)
+    none_seen: bool = False
+
+
+class Cancels:
+    def __init__(self, new_call: Callable[[], int]) -> None:
+        self._new_call = new_call
+        self._errands: dict[RequestId, Errand] = {}
+
+    def __len__(self) -> int:
+        return len(self._errands)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._errands
+
+    def awaits(self, request_id: RequestId, call: int) -> bool:
+        """Whether a completion is an errand's."""
+        errand = self._errands.get(request_id)
+        return errand is not None and errand.due is None and errand.call == call
+
+    def start(
+        self, now: float, request_id: RequestId, owner: BootId | None, model: str, reason: str
+    ) -> list[Effect]:
+        """Tells the owner (all batchers of the model while none is known) now, writes after a second."""
+        known = self._errands.get(request_id)
+        if known is not None and known.tenant is None:
+            return []
+        errand = self._add(now, request_id, reason)
+        errand.owner, errand.model, errand.due = owner, model, now + WRITE_AFTER_S
+        if known is not None:
+            errand.replies = known.replies
+            return [self._tell(request_id, errand), *self._answer(errand, True)]
+        return [self._tell(request_id, errand)]
+
+    def write_now(self, now: float, request_id: RequestId, model: str, reason: str) -> list[Effect]:
+        """For a publish that timed out: nobody may have it, nobody is told."""
+        errand = self._add(now, request_id, reason)
+        errand.model = model
+        return self._read(request_id, errand)
+
+    def start_by_id(
+        self, now: float, request_id: RequestId, tenant: str, reason: str, reply: int
+    ) -> list[Effect]:
+        """For a request that is served elsewhere: looks it up first. Answered by CancelHeard."""
+        known = self._errands.get(request_id)
+        if known is not None and known.tenant is None:
+            return [CancelHeard(reply, True)]
+        if known is not None:
+            if known.tenant != tenant:
+                return [CancelHeard(reply, False)]
+            known.replies.append(reply)
+            return []
+        errand = self._add(now, request_id, reason)
+        errand.tenant, errand.replies = tenant, [reply]
+        return self._read(request_id, errand)
+
+    def forget(self, request_id: RequestId) -> list[Effect]:
+        """Its terminal record is known."""
+        errand = self._errands.pop(request_id, None)
+        return self._answer(errand, True) if errand is not None else []
+
+    def on_record(self, e: RecordRead) -> tuple[list[Effect], Terminal | None]:
+        """What follows a read, and the terminal record if it found one."""
+        errand = self._errands[e.request_id]
+        if e.failed:
+            return self._later(e.now, errand), None
+        match e.record:
+            case Terminal() as terminal:
+                if errand.tenant is not None and terminal.tenant and terminal.tenant != errand.tenant:
+                    del self._errands[e.request_id]
+                    return self._answer(errand, False), None
+                return self.forget(e.request_id), terminal
+            case _ if errand.tenant is not None:
+                errand.call = self._new_call()
+                return [ReadMessage(e.request_id, errand.call)], None
+            case Cancel():
+                return self.forget(e.request_id), None
+            case Claim() as claim:
+                told: list[Effect] = []
+                if claim.boot != errand.owner and errand.model:
+                    errand.owner = claim.boot
+                    told.append(self._tell(e.request_id, errand))
+                record = Cancel(claim.attempt, claim.boot, errand.reason)
+                return [*told, self._write(e.request_id, errand, record, e.seq)], None
+            case None:
+                record = Cancel(Attempt(0), BootId(""), errand.reason)
+                return [self._write(e.request_id, errand, record, 0)], None
+
+    def on_message(self, e: MessageRead) -> list[Effect]:
+        """The message of a request known by id only: proves the tenant."""
+        errand = self._errands[e.request_id]
+        if e.failed:
+            return self._later(e.now, errand)
+        if e.request is None and not errand.none_seen:
+            errand.none_seen = True
+            return self._read(e.request_id, errand)
+        if e.request is None or e.request.tenant != errand.tenant:
+            del self._errands[e.request_id]
+            return self._answer(errand, False)
+        errand.tenant, errand.model, errand.due = None, e.request.model, e.now + WRITE_AFTER_S
+        return [self._tell(e.request_id, errand), *self._answer(errand, True)]
+
+    def on_written(self, e: CancelWritten) -> list[Effect]:
+        errand = self._errands[e.request_id]
+        if e.outcome is Write.STORED:
+            return self.forget(e.request_id)
+        return self._later(e.now, errand)
+
+    def tick(self, now: float) -> list[Effect]:
+        out: list[Effect] = []
+        for request_id, errand in list(self._errands.items()):
+            if errand.due is not None and errand.due <= now:
+                if now >= errand.give_up_at:
+                    del self._errands[request_id]
+                    out += [Count("cancel given up"), *self._answer(errand, False, failed=True)]
+                    continue
+                if errand.tenant is None and errand.retry_s > RETRY_FIRST_S and errand.model:
+                    out.append(self._tell(request_id, errand))
+                out += self._read(request_id, errand)
+        return out
+
+    def next_timer(self) -> float | None:
+        return min((e.due for e in self._errands.values() if e.due is not None), default=None)
+
+    def check(self) -> None:
+        assert len(self._errands) <= LEN_MAX
+        for errand in self._errands.values():
+            assert errand.due is not None or errand.call > 0
+
+    def _add(self, now: float, request_id: RequestId, reason: str) -> Errand:
+        if len(self._errands) >= LEN_MAX:
+            del self._errands[next(iter(self._errands))]
+        errand = self._errands[request_id] = Errand(reason, now + GIVE_UP_S)
+        return errand
+
+    def _tell(self, request_id: RequestId, errand: Errand) -> Effect:
+        return Tell(errand.owner, errand.model, CancelAsk(request_id, errand.reason))
+
+    def _read(self, request_id: RequestId, errand: Errand) -> list[Effect]:
+        errand.call, errand.due = self._new_call(), None
+        return [ReadRecord(request_id, errand.call)]
+
+    def _write(self, request_id: RequestId, errand: Errand, record: Cancel, seq: int) -> Effect:
+        errand.call = self._new_call()
+        return WriteCancel(request_id, errand.call, record, seq)
+
+    def _later(self, now: float, errand: Errand) -> list[Effect]:
+        errand.due = now + errand.retry_s
+        errand.retry_s = min(errand.retry_s * 2, RETRY_MAX_S)
+        if errand.tenant is not None and errand.replies and errand.retry_s > 2.0:
+            return self._answer(errand, False, failed=True)
+        return []
+
+    def _answer(self, errand: Errand, found: bool, failed: bool = False) -> list[Effect]:
+        replies, errand.replies = errand.replies, []
+        return [CancelHeard(reply, found, failed) for reply in replies]

@@ -1,0 +1,225 @@
+"""Pure. The rows of OPEN: parts, takeover questions, the end, finding the owner, cancels and departures."""
+
+from chassis.errors import Code
+from chassis.ids import Attempt, BootId
+from chassis.messages.request import (
+    AttachKind,
+    Cancel,
+    CancelAsk,
+    Claim,
+    Detached,
+    Finish,
+    Part,
+    Reason,
+    Refused,
+    TakeoverAnswer,
+    TakeoverQuestion,
+    Terminal,
+)
+from gateway.events import AskOwner, AttachAnswered, Count, End, Pass, RecordRead, Tell
+from gateway.stream import Fit, Probe, Said, State, Stream
+from gateway.table import StreamTable
+
+DEADLINE_GRACE_S = 1.0
+END_GRACE_S = 30.0  # from a cancel to its end, before the client is told that none came
+
+
+class Serving:
+    def __init__(self, table: StreamTable) -> None:
+        self._table = table
+
+    def open(self, stream: Stream, attempt: Attempt, boot: BootId | None) -> None:
+        request = stream.request
+        assert request is not None
+        stream.state, stream.call, stream.give_up_at = State.OPEN, 0, None
+        stream.check_at = self._table.now + self._table.limits.quiet_check_s
+        if request.timeout_ms and stream.deadline_at is None:
+            stream.deadline_at = self._table.now + request.timeout_ms / 1000 + DEADLINE_GRACE_S
+        self._table.accept(stream, request.model)
+        if boot is not None and not stream.below(attempt, boot):
+            self._raise(stream, attempt, boot)
+        self._table.own(stream, stream.min_boot)
+        if stream.owner is not None:
+            self._ask(stream, Probe.NAMED)
+        self._table.arm(stream)
+        kept, stream.kept = stream.kept, []
+        for said in kept:
+            if self._table.streams.get(stream.id) is stream:
+                self.replay(stream, said)
+        if self._table.streams.get(stream.id) is not stream:
+            return
+        if stream.gone:
+            self.leave(stream)
+        elif stream.cancel_wanted:
+            self.cancel(stream, stream.cancel_wanted)
+
+    def replay(self, stream: Stream, said: Said | TakeoverQuestion) -> None:
+        match said:
+            case TakeoverQuestion():
+                self.answer_takeover(stream, said)
+            case Said(boot, Part() as part):
+                self.part(stream, boot, part)
+            case Said(boot, Finish() as finish):
+                self.finish(stream, boot, finish)
+
+    def part(self, stream: Stream, boot: BootId, part: Part) -> None:
+        if stream.below(part.attempt, boot):
+            old = Refused(stream.id, self._table.gateway, part.attempt, minimum=stream.min_attempt)
+            self._table.out += (Tell(boot, "", old), Count("old part"))
+            return
+        self._raise(stream, part.attempt, boot)
+        first_index = len(stream.held)
+        fit, fresh = stream.held.take(part)
+        match fit:
+            case Fit.CONTINUES:
+                stream.check_at = self._table.now + self.check_interval(stream)
+                if fresh:
+                    self._table.out.append(Pass(stream.client, first_index, fresh))
+            case Fit.DIFFERS:
+                differs = Refused(stream.id, self._table.gateway, part.attempt, differs=stream.held.ids)
+                self._table.out += (Tell(boot, "", differs), Count("differing part"))
+            case Fit.GAP:
+                self._table.out.append(Count("gap"))
+                if stream.probe is Probe.IDLE:
+                    self._ask(stream, Probe.ASKING)
+
+    def _raise(self, stream: Stream, attempt: Attempt, boot: BootId) -> None:
+        stream.min_attempt, stream.min_boot = attempt, boot
+        self._table.own(stream, boot)
+
+    def answer_takeover(self, stream: Stream, q: TakeoverQuestion) -> None:
+        if stream.below(q.attempt, q.boot):
+            answer = TakeoverAnswer(stream.id, self._table.gateway, q.attempt, None, stream.min_attempt)
+        else:
+            self._raise(stream, q.attempt, q.boot)
+            self._table.owners.hear(self._table.now, q.boot)
+            answer = TakeoverAnswer(stream.id, self._table.gateway, q.attempt, stream.held.ids, None)
+        self._table.out.append(Tell(q.boot, "", answer))
+
+    def finish(self, stream: Stream, boot: BootId, finish: Finish) -> None:
+        length = len(stream.held)
+        whole = finish.length == length or (finish.length < length and finish.reason is not Reason.STOP)
+        if whole and stream.held.digest_at(finish.length) == finish.digest:
+            self._end(stream, finish, finish.length)
+        elif stream.probe is not Probe.READING:  # the record has what is missing, or differs
+            self._probe_read(stream)
+
+    def terminal(self, stream: Stream, terminal: Terminal) -> None:
+        if stream.joined and terminal.tenant != stream.tenant:
+            self._table.refuse_unknown(stream)
+            return
+        ids = terminal.output_ids
+        self._table.accept(stream, terminal.model)
+        if stream.held.fits(ids):
+            first_index = len(stream.held)
+            if len(ids) > first_index:
+                stream.held.append(ids[first_index:])
+                self._table.out.append(Pass(stream.client, first_index, ids[first_index:]))
+            self._end(stream, terminal, len(ids))
+        elif terminal.reason is not Reason.STOP and stream.held.begins_with(ids):
+            self._end(stream, terminal, len(ids))
+        else:
+            self._table.out.append(Count("diverged"))
+            self._table.fail(stream, Code.ABORTED, f"request {stream.id}: diverged from its stored result")
+
+    def _end(self, stream: Stream, how: Finish | Terminal, length: int) -> None:
+        if how.reason is Reason.FAILED:
+            self._table.fail(stream, Code.INTERNAL, f"request {stream.id}: {how.error or 'failed'}")
+        else:
+            self._table.drop(stream)
+            self._table.out.append(
+                End(stream.client, how.reason, length, how.byte_cut, how.usage, how.timings, how.attempt)
+            )
+        self._table.out += self._table.cancels.forget(stream.id)
+
+    def _ask(self, stream: Stream, probe: Probe) -> None:
+        assert stream.owner is not None
+        stream.probe, stream.call = probe, self._table.call()
+        if stream.cancelling:
+            self._tell_cancel(stream)
+        self._table.out.append(
+            AskOwner(stream.id, stream.call, stream.owner, stream.min_attempt, stream.held.ids)
+        )
+
+    def _probe_read(self, stream: Stream) -> None:
+        stream.probe = Probe.READING
+        self._table.read(stream)
+
+    def answered(self, e: AttachAnswered) -> None:
+        stream = self._table.awaiting(e.request_id, e.call)
+        if stream is None or stream.state is not State.OPEN:
+            return
+        match e.kind:
+            case AttachKind.ATTACHED:
+                if stream.owner is not None:
+                    self._table.owners.hear(e.now, stream.owner)
+                self._check_in(stream, self.check_interval(stream))
+            case AttachKind.DIVERGED:  # it will end, and its record tell
+                self._check_in(stream, self._table.limits.cancel_check_s)
+                self._table.own(stream, None)
+            case _ if stream.probe is Probe.ASKING:
+                self._probe_read(stream)
+            case _:
+                self._check_in(stream, self._table.limits.cancel_check_s)
+
+    def probed_record(self, stream: Stream, e: RecordRead) -> None:
+        if e.failed:
+            self._check_in(stream, self._table.limits.cancel_check_s)
+            return
+        match e.record:
+            case Terminal() as terminal:
+                self.terminal(stream, terminal)
+            case Claim() | Cancel() as record if record.boot:
+                self._table.own(stream, record.boot)
+                self._ask(stream, Probe.NAMED)
+            case _:
+                self._table.own(stream, None)
+                self._check_in(stream, self.check_interval(stream))
+
+    def check_interval(self, stream: Stream) -> float:
+        return self._table.limits.cancel_check_s if stream.cancelling else self._table.limits.quiet_check_s
+
+    def _check_in(self, stream: Stream, delay_s: float) -> None:
+        """The search for the owner ends here; the next one starts no later than this."""
+        stream.probe, stream.call = Probe.IDLE, 0
+        stream.check_at = self._table.now + delay_s
+        self._table.arm(stream)
+
+    def look(self, stream: Stream) -> None:
+        if stream.probe is not Probe.IDLE:
+            return
+        if stream.owner is not None:
+            self._ask(stream, Probe.ASKING)
+            return
+        if stream.cancelling:
+            self._tell_cancel(stream)
+        self._probe_read(stream)
+
+    def cancel(self, stream: Stream, reason: str) -> None:
+        assert stream.request is not None
+        if not stream.cancelling:
+            stream.cancelling, stream.cancel_wanted = True, reason
+            stream.give_up_at = self._table.now + END_GRACE_S
+            stream.check_at = self._table.now + self._table.limits.cancel_check_s
+            self._table.arm(stream)
+            model = stream.request.model
+            self._table.out += self._table.cancels.start(
+                self._table.now, stream.id, stream.owner, model, reason
+            )
+
+    def _tell_cancel(self, stream: Stream) -> None:
+        assert stream.request is not None
+        ask = CancelAsk(stream.id, stream.cancel_wanted)
+        self._table.out.append(Tell(stream.owner, stream.request.model, ask))
+
+    def leave(self, stream: Stream) -> None:
+        request = stream.request
+        assert request is not None
+        if request.resume_window_ms and not stream.cancelling:
+            detached = Detached(stream.id, self._table.gateway)
+            self._table.out.append(Tell(stream.owner, request.model, detached))
+        elif not stream.cancelling:
+            self._table.out += self._table.cancels.start(
+                self._table.now, stream.id, stream.owner, request.model, "disconnect"
+            )
+        self._table.drop(stream)
