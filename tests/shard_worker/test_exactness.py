@@ -103,12 +103,12 @@ def test_with_prefix_hits(folder: Path, prompts: list[list[int]], expected: list
 def test_reformation_keeps_weights_and_cache(
     folder: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    executors = [TorchExecutor(EngineConfig(str(folder), num_blocks=60)) for _ in range(2)]
-    first = Driver(executors, (2, 6))
+    first = driver(folder, (2, 6), num_blocks=60)
     started = Sequence(prompts[0], NUM_OUTPUT)
     for _ in range(6):
         first.step(first.plan([started], 16))
-    second = Driver(executors, (2, 6))
+    second = Driver(first.executors, (2, 6))
+    second.free = first.free
     assert second.run([started]) == [expected[0]]
 
 

@@ -3,6 +3,7 @@
 Weights are drawn wide, so that logits differ by more than rounding; who compares tokens asserts the margin.
 """
 
+import importlib
 import warnings
 from functools import cache
 from pathlib import Path
@@ -35,10 +36,10 @@ LLAMA = {
 def transformers() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import transformers
-
-        transformers.logging.set_verbosity_error()
-        return transformers
+        library: Any = importlib.import_module("transformers")
+        library.logging.set_verbosity_error()
+        library.logging.disable_progress_bar()
+        return library
 
 
 def make(path: Path, model_type: str = "llama", seed: int = 0, **changes: object) -> Any:
