@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from batcher.events import StepPlan
 from chassis.ids import BootId, RequestId
+from chassis.messages.kvstore import TraceRef
 from chassis.messages.pipeline import StageTiming
 from chassis.messages.request import Request, Terminal
 from chassis.trace import Span, TraceContext, Tracer, Value, encode_steps, step_context, step_key
@@ -55,6 +56,11 @@ class Account:
         self._sent: dict[tuple[int, int], tuple[StepPlan, int]] = {}
 
     # ---- requests
+
+    def reference(self, request_id: RequestId) -> TraceRef:
+        """For spans that others record on behalf of a request."""
+        o = self._open.get(request_id)
+        return TraceRef(request_id, o.context.encode() if o is not None else b"")
 
     def delivered(self, request: Request, stored_ns: int, now_ns: int, count: int) -> None:
         known = self._open.get(request.id)

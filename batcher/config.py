@@ -26,6 +26,8 @@ class Config:
     kvstore_timeout_ms: int = 1_000
     inbox_len_max: int = 65_536
     drain_timeout_ms: int = 10_000
+    # measuring
+    record_steps: str = ""  # a file for the headers of all steps sent; empty: none
 
     def __post_init__(self) -> None:
         assert 1 <= self.num_stages <= 64, "num_stages: 1 to 64"

@@ -12,7 +12,7 @@ from batcher.events import StepPlan, StepReturned
 from batcher.formation import FormStage, PipelineLost, StageFormed
 from chassis import log
 from chassis.errors import LinkClosed, RpcError
-from chassis.ids import BootId, Epoch
+from chassis.ids import BootId, Epoch, RequestId
 from chassis.messages import BadMessage
 from chassis.messages.pipeline import (
     BATCHER_STAGE,
@@ -51,7 +51,7 @@ class RingConfig:
     queue_len_max: int = 128
 
 
-def step_header(plan: StepPlan, request_of: Callable[[str], Request], trace_parent: bytes) -> bytes:
+def step_header(plan: StepPlan, request_of: Callable[[RequestId], Request], trace_parent: bytes) -> bytes:
     """The wire form of a plan: columns, one pass over its rows."""
     slots: list[int] = []
     num_tokens: list[int] = []

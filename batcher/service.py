@@ -7,6 +7,7 @@ group; each has at most one per request or pool, and comes back as an event.
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from batcher import events as ev
@@ -48,6 +49,7 @@ from chassis.messages.request import (
     parse_to_batcher,
 )
 from chassis.ports import Ports
+from chassis.recorder import Recorder
 
 REPLIES_MAX = 65_536
 
@@ -70,6 +72,7 @@ class Batcher:
         self._idle = asyncio.Event()  # draining, and nothing is held
         self._let_go = asyncio.Event()  # the core has let go of what was held
         self._drained = asyncio.Event()
+        self._recorder = Recorder(Path(config.record_steps)) if config.record_steps else None
         self._draining = False
         self.counts: dict[str, int] = {}
         self._perform: dict[type[Any], Callable[[Any], None]] = {
@@ -125,6 +128,8 @@ class Batcher:
                 task.cancel()
             self._ring.close(self._core.formation.epoch)
             self._kvstore.close()
+        if self._recorder is not None:
+            self._recorder.close()
         await self._members.delete_entry()
 
     async def drain(self) -> None:
@@ -215,7 +220,10 @@ class Batcher:
 
     def _send(self, plan: ev.StepPlan) -> None:
         trace_parent = self._account.sent(plan, self._ports.wall_ns())
-        self._ring.send(plan.epoch, step_header(plan, self._core.scheduler.request, trace_parent))
+        header = step_header(plan, self._core.scheduler.request, trace_parent)
+        if self._recorder is not None:
+            self._recorder.write(header)
+        self._ring.send(plan.epoch, header)
 
     def _settle(self) -> None:
         """Acks follow the finish frames that went out with the turn's chunks."""
@@ -363,7 +371,7 @@ class Batcher:
             asking = effect.request_ids
         for request_id in asking:
             self._account.began(request_id, "kv_match", self._ports.wall_ns())
-        answer = await self._kvstore.call(effect)
+        answer = await self._kvstore.call(effect, [self._account.reference(r) for r in asking])
         for index, request_id in enumerate(asking):
             found = len(answer.blocks[index]) if isinstance(answer, ev.BlocksMatched) and answer.blocks else 0
             self._account.ended(request_id, "kv_match", self._ports.wall_ns(), **{"shoal.blocks_hit": found})
