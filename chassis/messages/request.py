@@ -114,6 +114,7 @@ class Terminal:
     tenant: str = ""
     body_digest: bytes = b""
     model: str = ""  # whose tokens these are
+    stop: tuple[bytes, ...] = ()  # the request's, so that its text can be told without it
 
 
 Record = Claim | Cancel | Terminal
@@ -384,6 +385,7 @@ def build_record(record: Record) -> bytes:
                     tenant=record.tenant,
                     body_digest=record.body_digest,
                     model=record.model,
+                    stop=record.stop,
                 )
             )
     return m.SerializeToString()
@@ -414,6 +416,7 @@ def parse_record(data: bytes) -> Record:
                 tenant=t.tenant,
                 body_digest=t.body_digest,
                 model=t.model,
+                stop=tuple(t.stop),
             )
         case _:
             raise BadMessage("record: no kind")

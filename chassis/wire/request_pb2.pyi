@@ -97,7 +97,7 @@ class CancelMark(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Terminal(_message.Message):
-    __slots__ = ("attempt", "boot", "reason", "output_ids", "byte_cut", "usage", "timings", "error", "tenant", "body_digest", "model")
+    __slots__ = ("attempt", "boot", "reason", "output_ids", "byte_cut", "usage", "timings", "error", "tenant", "body_digest", "model", "stop")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class Terminal(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     BODY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     boot: str
     reason: str
@@ -120,7 +121,8 @@ class Terminal(_message.Message):
     tenant: str
     body_digest: bytes
     model: str
-    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ..., output_ids: _Optional[_Iterable[int]] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., tenant: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., model: _Optional[str] = ...) -> None: ...
+    stop: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ..., output_ids: _Optional[_Iterable[int]] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., tenant: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., model: _Optional[str] = ..., stop: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens")
