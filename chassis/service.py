@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from chassis import config as configuration
 from chassis import ids_source, log
@@ -24,7 +24,7 @@ from chassis.errors import BusTimeout, BusUnavailable
 from chassis.inbox import Inbox, InboxFull
 from chassis.ports import Ports
 from chassis.trace import SpanRing
-from chassis.trace_export import Exporter
+from chassis.trace_export import Exporter, SpanSink
 
 __all__ = ["ChassisConfig", "Inbox", "InboxFull", "Service", "Stop", "main", "run_service"]
 
@@ -224,23 +224,26 @@ async def _live(
     standing = False
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    async with _ports(section, chassis, new_id) as (ports, exporter):
+    async with _ports(section, chassis, new_id) as (ports, ring):
         service = make(ports)
         boot = getattr(service, "boot", None) or new_id()
         log.bind(boot=boot)
-        exporter.name_boot(boot)
+        exporter = Exporter(ring, ports.bus, section, boot, _otlp(chassis.otlp_endpoint, section, boot))
         standing = True
-        async with asyncio.TaskGroup() as group:
-            exporting = group.create_task(exporter.run(), name="exporter")
-            await run_service(service, stop, chassis.drain_timeout_s)
-            exporting.cancel()
-        await exporter.flush()
+        try:
+            async with asyncio.TaskGroup() as group:
+                exporting = group.create_task(exporter.run(), name="exporter")
+                await run_service(service, stop, chassis.drain_timeout_s)
+                exporting.cancel()
+            await exporter.flush()
+        finally:
+            await exporter.close()
 
 
 @asynccontextmanager
 async def _ports(
     section: str, chassis: ChassisConfig, new_id: Callable[[], str]
-) -> AsyncIterator[tuple[Ports, Exporter]]:
+) -> AsyncIterator[tuple[Ports, SpanRing]]:
     """The production seams, connected; closed in the reverse order."""
     from chassis.grpc_rpc import GrpcRpc
     from chassis.transport.tcp import SocketTransport
@@ -252,34 +255,30 @@ async def _ports(
     try:
         rpc = GrpcRpc()
         transport = SocketTransport()
-        exporter = Exporter(ring, bus, section, sink=_otlp(chassis.otlp_endpoint, section))
+        ports = Ports(
+            bus=bus,
+            rpc=rpc,
+            transport=transport,
+            tracer=ring,
+            new_id=new_id,
+            new_seed=ids_source.new_seed,
+            wall_ns=time.time_ns,
+        )
         try:
-            yield (
-                Ports(
-                    bus=bus,
-                    rpc=rpc,
-                    transport=transport,
-                    tracer=ring,
-                    new_id=new_id,
-                    new_seed=ids_source.new_seed,
-                    wall_ns=time.time_ns,
-                ),
-                exporter,
-            )
+            yield ports, ring
         finally:
-            await exporter.close()
             await transport.close()
             await rpc.close()
     finally:
         await bus.close()
 
 
-def _otlp(endpoint: str, section: str) -> Any:
+def _otlp(endpoint: str, section: str, boot: str) -> SpanSink | None:
     if not endpoint:
         return None
     from chassis.otlp import OtlpSink
 
-    return OtlpSink(endpoint, section)
+    return OtlpSink(endpoint, section, boot)
 
 
 async def _connect(url: str, wait_s: float, section: str) -> Bus:

@@ -47,10 +47,6 @@ class Exporter:
         self._sink = sink
         self._pending: deque[tuple[str, bytes]] = deque()
 
-    def name_boot(self, boot: str) -> None:
-        """The service's own boot id, once it has one."""
-        self._boot = boot
-
     async def run(self) -> None:
         """Until cancelled."""
         subscription = await self._listen()

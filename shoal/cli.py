@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
     up = commands.add_parser("up", help="run everything on this machine until Ctrl-C")
     _add_plan(up)
-    up.add_argument("--port", type=int, default=7450, help="of the gateway (0: any free one)")
+    up.add_argument("--port", type=int, default=50051, help="of the gateway (0: any free one)")
     up.set_defaults(do=_up)
 
     generate = commands.add_parser("generate", help="stream the answer to a prompt")

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 from chassis.wire import gateway_pb2 as pb
 from chassis.wire import gateway_pb2_grpc as pb_grpc
 
-DEFAULT_ADDRESS = "127.0.0.1:7450"
+DEFAULT_ADDRESS = "127.0.0.1:50051"
 _CALL_TIMEOUT_S = 30.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),

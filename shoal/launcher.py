@@ -148,7 +148,9 @@ class Deployment:
             name = "batcher" if index == 0 else f"batcher-{index}"
             self._service(name, "batcher", ("--num-stages", str(self.plan.stages)))
         for index, address in enumerate(self.addresses):
-            self._service("gateway" if index == 0 else f"gateway-{index}", "gateway", ("--listen", address))
+            self._service(
+                "gateway" if index == 0 else f"gateway-{index}", "gateway", ("--grpc-address", address)
+            )
         self._write_state()
 
     async def wait_ready(self, timeout_s: float = 120.0) -> None:
