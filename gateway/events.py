@@ -231,11 +231,16 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The request is in Shoal's hands; `request` None: only its record is left, of `model`."""
+    """The request is in Shoal's hands. `request` None: only its terminal record is left, of `model`.
+
+    `held`: the ids that the client already has. `stop`: what the text is held back for.
+    """
 
     client: int
     request_id: RequestId
     model: str
+    stop: tuple[bytes, ...]
+    held: tuple[int, ...]
     request: Request | None
 
 

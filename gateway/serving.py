@@ -35,7 +35,7 @@ class Serving:
         stream.check_at = self._table.now + self._table.limits.quiet_check_s
         if request.timeout_ms and stream.deadline_at is None:
             stream.deadline_at = self._table.now + request.timeout_ms / 1000 + DEADLINE_GRACE_S
-        self._table.accept(stream, request.model)
+        self._table.accept(stream, request.model, request.limits.stop)
         if boot is not None and not stream.below(attempt, boot):
             self._raise(stream, attempt, boot)
         self._table.own(stream, stream.min_boot)
@@ -109,7 +109,7 @@ class Serving:
             self._table.refuse_unknown(stream)
             return
         ids = terminal.output_ids
-        self._table.accept(stream, terminal.model)
+        self._table.accept(stream, terminal.model, terminal.stop)
         if stream.held.fits(ids):
             first_index = len(stream.held)
             if len(ids) > first_index:

@@ -82,10 +82,11 @@ class StreamTable:
         stream = self.streams.get(entry[2])
         return stream is not None and stream.due == entry[0] and stream.client == entry[1]
 
-    def accept(self, stream: Stream, model: str) -> None:
+    def accept(self, stream: Stream, model: str, stop: tuple[bytes, ...]) -> None:
         if not stream.accepted:
             stream.accepted = True
-            self.out.append(Accept(stream.client, stream.id, model, stream.request))
+            held = stream.held.ids
+            self.out.append(Accept(stream.client, stream.id, model, stop, held, stream.request))
 
     def read(self, stream: Stream) -> None:
         stream.call = self.call()

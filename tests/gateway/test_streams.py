@@ -178,7 +178,7 @@ def terminal(text: tuple[int, ...], reason: Reason = Reason.STOP, tenant: str = 
     return Terminal(Attempt(1), A, reason, text, tenant=tenant, body_digest=DIGEST, model="m")
 
 
-ACCEPTED = Accept(1, R, "m", PLAIN)
+ACCEPTED = Accept(1, R, "m", (), (), PLAIN)
 
 
 # ---- PUBLISHING ------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_keyed_publish_reads_before_it_opens(outcome: Publish) -> None:
     desk.published(desk.submit(KEYED), outcome)
     assert isinstance(desk.one(ReadRecord), ReadRecord)
     desk.read(claim(3, A))
-    assert desk.said()[0] == Accept(1, R, "m", KEYED)
+    assert desk.said()[0] == Accept(1, R, "m", (), (), KEYED)
     ask = desk.one(AskOwner)
     assert isinstance(ask, AskOwner) and (ask.boot, ask.attempt) == (A, 3)
 
@@ -289,7 +289,7 @@ def test_resume_takes_the_records_attempt_as_its_minimum(record: Claim | Cancel)
     desk.resume((5,))
     desk.read(record)
     desk.message(PLAIN)
-    assert desk.said() == [Accept(2, R, "m", PLAIN), AskOwner(R, 3, A, Attempt(3), (5,))]
+    assert desk.said() == [Accept(2, R, "m", (), (5,), PLAIN), AskOwner(R, 3, A, Attempt(3), (5,))]
     desk.chunk(B, part(2, (5, 6)))
     assert Tell(B, "", Refused(R, G, Attempt(2), minimum=Attempt(3))) in desk.out
     assert desk.takeover(3, B) == [Tell(B, "", TakeoverAnswer(R, G, Attempt(3), None, Attempt(3)))]
@@ -299,7 +299,7 @@ def test_resume_without_record_but_with_message_is_open() -> None:
     desk = Desk()
     desk.resume()
     desk.read(None)
-    assert desk.message(PLAIN) == [Accept(2, R, "m", PLAIN)]
+    assert desk.message(PLAIN) == [Accept(2, R, "m", (), (), PLAIN)]
     assert desk.chunk(A, part(1, (5,))) == [Pass(2, 0, (5,))]
 
 
