@@ -1,0 +1,44 @@
+"""`python -m shard_worker`: one stage as a process."""
+
+from chassis.ports import Ports
+from chassis.service import main
+from shard_worker.compute import ComputeThread
+from shard_worker.config import Config
+from shard_worker.executor import Executor
+from shard_worker.service import ShardWorker
+
+
+def build_executor(config: Config) -> Executor:
+    """torch is imported only by those who need it. Raises LoadFailed."""
+    if config.executor == "fake":
+        from shard_worker.fake_model import FakeConfig, FakeExecutor
+
+        return FakeExecutor(
+            FakeConfig(
+                num_layers=config.fake_layers,
+                num_blocks=config.num_blocks or 4096,
+                step_cost_s=config.fake_step_cost_us / 1e6,
+                token_cost_s=config.fake_token_cost_us / 1e6,
+            )
+        )
+    from shard_worker.torch_executor import EngineConfig, TorchExecutor
+
+    return TorchExecutor(
+        EngineConfig(
+            model=config.model,
+            model_name=config.model_name,
+            dtype=config.dtype,
+            threads=config.threads,
+            kv_memory_mb=config.kv_memory_mb,
+            num_blocks=config.num_blocks,
+            digest_cache_dir=config.digest_cache_dir,
+        )
+    )
+
+
+def build(config: Config, ports: Ports) -> ShardWorker:
+    return ShardWorker(config, ports, build_executor(config), ComputeThread())
+
+
+if __name__ == "__main__":
+    main("shard_worker", Config, build)

@@ -1,0 +1,356 @@
+"""A shard worker's shell: links, the Form call, the registry and the step path around a `Stage`.
+
+Everything runs on one loop and `Stage.handle` never awaits, so events enter the core one at a time in
+the order they happen; its effects are performed before the next one. Each link has a task that reads it:
+that is how steps come in and how a lost peer is noticed.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from chassis import log
+from chassis.errors import LinkClosed, RpcRejected
+from chassis.ids import BootId, Epoch
+from chassis.messages import BadMessage
+from chassis.messages.card import parse_card
+from chassis.messages.pipeline import (
+    FORM,
+    Form,
+    Formed,
+    Hello,
+    LinkKind,
+    build_formed,
+    build_hello,
+    parse_form,
+    parse_hello,
+    parse_step,
+)
+from chassis.messages.registry import WorkerEntry
+from chassis.ports import Ports
+from chassis.rpc import Server
+from chassis.transport.interface import Frame, Link, LinkOptions
+from chassis.wire import pipeline_pb2 as pb
+from shard_worker import stage as st
+from shard_worker.compute import Compute, InlineCompute
+from shard_worker.config import Config
+from shard_worker.executor import Executor, LoadFailed, StageSpec
+from shard_worker.inputs import SlotTables, TableLimits
+from shard_worker.registration import Registration
+from shard_worker.runner import Job, Place, StepRunner
+
+OUTGOING_SLOTS = 1  # the next stage says nothing to us
+
+
+class _Drained(Exception):
+    """Ends the task group of a worker that has let go of everything."""
+
+
+def advertised(address: str, host: str) -> str:
+    """The address as others reach it: with this host, if one is given and the address has a port."""
+    if not host or address.startswith("unix:"):
+        return address
+    scheme, slashes, rest = address.rpartition("//")
+    return f"{scheme}{slashes}{host}:{rest.rpartition(':')[2]}"
+
+
+class ShardWorker:
+    """`run` serves until cancelled or drained. `compute` is where the executor's calls block."""
+
+    def __init__(
+        self, config: Config, ports: Ports, executor: Executor, compute: Compute | None = None
+    ) -> None:
+        self.boot = BootId(ports.new_id())
+        self.counts: dict[str, int] = {}  # ghosts and offences, by kind
+        self._config = config
+        self._ports = ports
+        self._executor = executor
+        self._compute: Compute = compute or InlineCompute()
+        facts = executor.facts
+        self._facts = facts
+        self._vocab_size = parse_card(facts.card).vocab_size
+        self._slot_bytes = config.slot_mb << 20
+        self._stage = st.Stage(
+            st.StageConfig(
+                boot=self.boot,
+                model_digest=facts.digest,
+                num_layers=facts.num_layers,
+                step_tokens_max=self._slot_bytes // facts.activation_bytes,
+                links_max=config.links_max,
+                free_after_s=config.free_after_ms / 1000,
+            )
+        )
+        self._runner = StepRunner(executor, self._compute, ports, self._step_failed)
+        self._registration = Registration(ports.bus, facts, self._entry)
+        self._tables: SlotTables | None = None
+        self._place: Place | None = None
+        self._links: dict[int, Link] = {}
+        self._last_id = 0  # of links and calls
+        self._answers: dict[int, asyncio.Future[Formed]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._server: Server | None = None
+        self._moved = asyncio.Event()  # the stage's next time has changed
+        self._drained = asyncio.Event()
+        self._transport_address = ""
+        self._rpc_address = ""
+
+    @property
+    def stage(self) -> st.Stage:
+        return self._stage
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                try:
+                    await self._serve(group)
+                finally:
+                    self._group = None  # from here on nothing new starts
+        except* _Drained:
+            log.info("drained")
+        finally:
+            self._close_links()
+            for answer in self._answers.values():
+                answer.cancel()
+            if self._server is not None:
+                await self._server.close()
+            await self._compute.close()
+
+    async def _serve(self, group: asyncio.TaskGroup) -> None:
+        address = await self._ports.transport.listen(
+            self._config.listen, self._accept, self._options(self._config.slots, self._slot_bytes)
+        )
+        self._server = await self._ports.rpc.serve(self._config.rpc_listen, {FORM: self._asked})
+        self._transport_address = advertised(address, self._config.advertise_host)
+        self._rpc_address = advertised(self._server.address, self._config.advertise_host)
+        log.info("listening", transport=self._transport_address, rpc=self._rpc_address)
+        group.create_task(self._registration.keep(), name="registration")
+        group.create_task(self._runner.compute_steps(), name="compute")
+        group.create_task(self._runner.send_outputs(), name="send")
+        group.create_task(self._keep_time(), name="time")
+        await self._drained.wait()
+        raise _Drained
+
+    async def drain(self) -> None:
+        """Takes no new epoch; waits, within a limit, until the batcher lets go of the one it has."""
+        self._handle(st.Drain(self._now()))
+        await self._registration.withdraw()
+        give_up_at = self._now() + self._config.drain_wait_ms / 1000
+        while self._stage.phase is not st.Phase.FREE and self._now() < give_up_at:
+            self._moved.clear()
+            try:
+                async with asyncio.timeout_at(give_up_at):
+                    await self._moved.wait()
+            except TimeoutError:
+                log.warning("drained while in use", epoch=self._stage.last_epoch)
+        self._drained.set()
+
+    # ---- events in, effects out
+
+    def _handle(self, event: st.Event) -> None:
+        for effect in self._stage.handle(event):
+            self._perform(effect)
+        self._moved.set()
+
+    def _perform(self, effect: st.Effect) -> None:
+        match effect:
+            case st.CloseLink():
+                link = self._links.pop(effect.link, None)
+                if link is not None:
+                    link.close()
+            case st.Load():
+                self._spawn(self._load(effect.call, effect.form), "load")
+            case st.Dial():
+                self._spawn(self._dial(effect.call, effect.form), "dial")
+            case st.Answer():
+                answer = self._answers.pop(effect.call, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(effect.formed)
+            case st.Stood():
+                self._stand(effect)
+            case st.Broke():
+                self._runner.stop()
+                self._tables = self._place = None
+                log.warning("epoch ended", epoch=effect.epoch, cause=effect.cause)
+            case st.Announce():
+                self._registration.changed()
+            case st.Count():
+                self.counts[effect.what] = self.counts.get(effect.what, 0) + 1
+            case st.Execute():
+                raise AssertionError("only a step that arrives is executed")
+
+    def _stand(self, effect: st.Stood) -> None:
+        form = effect.form
+        limits = TableLimits(
+            slots_max=form.slots_max,
+            block_size_tokens=form.block_size_tokens,
+            num_blocks=effect.num_blocks,
+            context_len_max=self._facts.context_len_max,
+            step_tokens_max=form.step_tokens_max,
+            vocab_size=self._vocab_size,
+        )
+        next_link = self._links[effect.next_link]
+        self._tables = SlotTables(limits)
+        self._place = Place(form.epoch, form.stage, form.stage + 1 == form.num_stages, next_link)
+        self._runner.stand(self._place)
+        log.info(
+            "stage stands",
+            epoch=form.epoch,
+            stage=form.stage,
+            layers=[form.first_layer, form.end_layer],
+            blocks=effect.num_blocks,
+            next=form.next_address,
+            transport=next_link.kind,
+        )
+
+    def _step_failed(self, epoch: Epoch, cause: str) -> None:
+        self._handle(st.StepFailed(self._now(), epoch, cause))
+
+    # ---- links
+
+    def _accept(self, link: Link) -> None:
+        try:
+            hello = parse_hello(link.hello)
+        except BadMessage:
+            hello = None
+        if hello is None or self._group is None:
+            link.close()
+            return
+        self._handle(st.LinkUp(self._now(), self._add(link), hello))
+
+    def _add(self, link: Link) -> int:
+        self._last_id += 1
+        self._links[self._last_id] = link
+        self._spawn(self._read(self._last_id, link), "link")
+        return self._last_id
+
+    async def _read(self, link_id: int, link: Link) -> None:
+        try:
+            while True:
+                self._frame(link_id, await link.receive())
+        except LinkClosed:
+            pass
+        finally:
+            link.close()
+        self._links.pop(link_id, None)
+        self._handle(st.LinkDown(self._now(), link_id))
+
+    def _frame(self, link_id: int, frame: Frame) -> None:
+        """The step path's entry: from bytes to a job, within 200 us."""
+        now, received_ns = self._now(), self._ports.wall_ns()
+        try:
+            step = parse_step(frame.header)
+            effects = self._stage.handle(st.StepArrived(now, link_id, step.epoch, step.number))
+            if effects == [st.Execute()]:
+                assert self._tables is not None and self._place is not None
+                inputs = self._tables.apply(step)
+                self._check_payload(self._place, len(step.token_ids), frame)
+                self._runner.put(Job(self._place, step, inputs, frame, received_ns, now))
+                return
+            for effect in effects:
+                self._perform(effect)
+            self._moved.set()
+        except BadMessage as error:
+            self._handle(st.BadFrame(now, link_id, str(error)))
+        frame.release()
+
+    def _check_payload(self, place: Place, num_tokens: int, frame: Frame) -> None:
+        wanted = 0 if place.stage == 0 else num_tokens * self._facts.activation_bytes
+        if frame.payload.nbytes != wanted:
+            raise BadMessage(f"step: {frame.payload.nbytes} bytes of activations, not {wanted}")
+
+    # ---- forming
+
+    async def _asked(self, request: pb.FormRequest) -> pb.FormReply:
+        try:
+            form = parse_form(request)
+        except BadMessage as error:
+            raise RpcRejected("INVALID_ARGUMENT", str(error)) from None
+        self._last_id += 1
+        call = self._last_id
+        answer = self._answers[call] = asyncio.get_running_loop().create_future()
+        try:
+            self._handle(st.FormAsked(self._now(), call, form))
+            return build_formed(await answer)
+        finally:
+            self._answers.pop(call, None)
+
+    async def _load(self, call: int, form: Form) -> None:
+        spec = StageSpec(
+            stage=form.stage,
+            num_stages=form.num_stages,
+            first_layer=form.first_layer,
+            end_layer=form.end_layer,
+            block_size_tokens=form.block_size_tokens,
+            slots_max=form.slots_max,
+            step_tokens_max=form.step_tokens_max,
+        )
+        layers = range(form.first_layer, form.end_layer)
+        try:
+            loaded = await self._compute.call(lambda: self._executor.load(spec))
+        except LoadFailed as error:
+            self._handle(st.LoadDone(self._now(), call, layers, error=str(error)))
+        except Exception as error:  # the device's: this epoch fails, the worker lives
+            log.exception("load failed", error, epoch=form.epoch)
+            self._handle(st.LoadDone(self._now(), call, layers, error=f"{type(error).__name__}: {error}"))
+        else:
+            self._handle(st.LoadDone(self._now(), call, layers, loaded.num_blocks, loaded.kv_allocated))
+
+    async def _dial(self, call: int, form: Form) -> None:
+        last = form.stage + 1 == form.num_stages
+        kind = LinkKind.RESULT if last else LinkKind.RING
+        hello = build_hello(Hello(form.epoch, form.stage, self.boot, kind))
+        try:
+            link = await self._ports.transport.dial(
+                form.next_address,
+                hello,
+                self._options(OUTGOING_SLOTS, 0),
+                self._config.dial_timeout_ms / 1000,
+            )
+        except (LinkClosed, ValueError) as error:
+            log.warning("next stage out of reach", address=form.next_address, error=str(error))
+            self._handle(st.Dialled(self._now(), call, None))
+        else:
+            self._handle(st.Dialled(self._now(), call, self._add(link)))
+
+    # ---- the rest
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._moved.clear()
+            try:
+                async with asyncio.timeout_at(self._stage.free_at):
+                    await self._moved.wait()
+            except TimeoutError:
+                self._handle(st.Tick(self._now()))
+
+    def _entry(self) -> WorkerEntry:
+        return WorkerEntry(
+            boot=self.boot,
+            model=self._facts.name,
+            model_digest=self._facts.digest,
+            rpc_address=self._rpc_address,
+            transport_address=self._transport_address,
+            last_epoch=self._stage.last_epoch,
+            free=self._stage.free,
+            num_layers=self._facts.num_layers,
+            preferred_stage=self._config.preferred_stage,
+            head_cost_layers=self._facts.head_cost_layers,
+            loaded=self._stage.loaded,
+        )
+
+    def _options(self, slots: int, slot_bytes: int) -> LinkOptions:
+        return LinkOptions(slots, slot_bytes, self._config.send_timeout_ms / 1000)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self._group is None:
+            work.close()
+        else:
+            self._group.create_task(work, name=name)
+
+    def _close_links(self) -> None:
+        for link in list(self._links.values()):
+            link.close()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
