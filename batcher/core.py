@@ -10,6 +10,7 @@ from batcher.events import (
     Append,
     BlocksExchanged,
     BlocksMatched,
+    Closed,
     Drain,
     Enqueue,
     OwnershipEffect,
@@ -40,7 +41,7 @@ from batcher.formation import (
 from batcher.ownership import Ownership
 from batcher.scheduler import Scheduler, Stopped
 from chassis.ids import Epoch, RequestId
-from chassis.messages.request import Terminal
+from chassis.messages.request import Terminal, Timings
 
 Event = (
     OwnershipEvent
@@ -67,6 +68,16 @@ class Interrupted:
 Effect = OwnershipEffect | BlockEffect | FormationEffect | Interrupted
 
 
+def _rows(t: Timings) -> int:
+    return t.queued_us + t.waiting_us + t.prefill_us + t.decode_us + t.interrupted_us
+
+
+def _fill(made: Timings, total_us: int) -> Timings:
+    """What passed after the scheduler was told to stop is interruption: rows sum to the total."""
+    missing = max(0, total_us - _rows(made))
+    return replace(made, interrupted_us=made.interrupted_us + missing)
+
+
 class Core:
     def __init__(
         self, ownership: Ownership, scheduler: Scheduler, formation: Formation, reform_timeout_s: float
@@ -78,6 +89,7 @@ class Core:
         self._generation: str | None = None
         self._give_up_at: float | None = None  # when a lost pipeline's requests are let go
         self._draining = False
+        self._stopped: dict[RequestId, Stopped] = {}  # what the scheduler knew of those ownership ends
         self._out: list[Effect] = []
 
     # ---- inputs
@@ -181,23 +193,27 @@ class Core:
 
     def _owned(self, effects: list[OwnershipEffect], now: float) -> None:
         """Perform what concerns the scheduler; a terminal of what it ran gets the scheduler's account."""
-        stopped: dict[RequestId, Stopped] = {}
         for effect in effects:
             match effect:
                 case Enqueue():
                     self.scheduler.add_waiting(effect.request, now, effect.age_s, effect.deadline)
                 case Run():
+                    self._stopped.pop(effect.request.id, None)
                     self.scheduler.run(effect.request, effect.output_ids, now, effect.deadline, effect.alone)
                 case Stop():
                     had = self.scheduler.stop(effect.request_id, now)
                     if had is not None:
-                        stopped[effect.request_id] = had
-                case Append(record=Terminal() as record) if effect.request_id in stopped:
-                    had = stopped[effect.request_id]
+                        self._stopped[effect.request_id] = had
+                case Append(record=Terminal() as record) if effect.request_id in self._stopped:
+                    had = self._stopped.pop(effect.request_id)
                     usage = replace(had.usage, output_tokens=len(record.output_ids))
-                    self._out.append(
-                        replace(effect, record=replace(record, usage=usage, timings=had.timings))
-                    )
+                    timings = _fill(had.timings, _rows(record.timings))
+                    record = replace(record, usage=usage, timings=timings)
+                    self.ownership.amend(effect.request_id, record)
+                    self._out.append(replace(effect, record=record))
+                case Closed():
+                    self._stopped.pop(effect.request_id, None)
+                    self._out.append(effect)
                 case _:
                     self._out.append(effect)
 
