@@ -12,6 +12,7 @@ from chassis.bus import Delivery
 from chassis.errors import BusUnavailable
 from chassis.habits import Habits, Restart, Settle
 from chassis.ids import AckToken
+from chassis.jetstream import parse_token
 from chassis.memory_streams import MemoryConsumer, MemoryStream
 
 
@@ -135,10 +136,11 @@ class Deliveries:
 
     def settle(self, kind: Settle, token: AckToken, delay_s: float) -> None:
         delivery = parse_token(token)
-        stream = self._streams.get(delivery.stream)
-        consumer = stream.consumers.get(delivery.consumer) if stream is not None else None
-        message = stream.get(delivery.seq) if stream is not None else None
-        if stream is None or consumer is None or message is None:
+        stream = self._streams.get(delivery.stream) if delivery is not None else None
+        if delivery is None or stream is None:
+            return
+        consumer, message = stream.consumers.get(delivery.consumer), stream.get(delivery.seq)
+        if consumer is None or message is None:
             return
         seq = delivery.seq
         newest = consumer.last_serial(seq) == delivery.serial
@@ -158,24 +160,9 @@ class Deliveries:
     def subject_of(self, token: AckToken) -> str:
         """Of the message a token stands for; empty when it is not stored any more."""
         delivery = parse_token(token)
-        stream = self._streams.get(delivery.stream)
-        message = stream.get(delivery.seq) if stream is not None else None
+        stream = self._streams.get(delivery.stream) if delivery is not None else None
+        message = stream.get(delivery.seq) if delivery is not None and stream is not None else None
         return "" if message is None else message.subject
-
-
-@dataclass(frozen=True, slots=True)
-class TokenParts:
-    stream: str
-    consumer: str
-    count: int
-    seq: int
-    serial: int
-
-
-def parse_token(token: AckToken) -> TokenParts:
-    """`$JS.ACK.<stream>.<consumer>.<count>.<stream seq>.<delivery>.<time>.<pending>`."""
-    _, _, stream, consumer, count, seq, serial, _, _ = token.split(".")
-    return TokenParts(stream, consumer, int(count), int(seq), int(serial))
 
 
 def _answer(waiter: Waiter, deliveries: list[Delivery]) -> Act:

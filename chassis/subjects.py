@@ -51,7 +51,10 @@ class Discard(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StreamLayout:
-    """A stream on file storage. 0 = no bound. `loss_window` says what a crash may take with it."""
+    """A stream on file storage. 0 = no bound. `loss_window` says what a crash may take with it.
+
+    No stream allows direct reads: any replica would answer those, hence perhaps an old one.
+    """
 
     name: str
     subjects: tuple[str, ...]
@@ -64,7 +67,6 @@ class StreamLayout:
     msgs_per_subject_max: int = 0
     discard_new_per_subject: bool = False
     duplicate_window_s: float = 120.0
-    direct_reads: bool = False  # any replica may answer a read, hence maybe an old one
     rollup_headers: bool = False
 
 
@@ -147,7 +149,6 @@ LAYOUT: tuple[StreamLayout, ...] = (
         bytes_max=1 * GIB,
         age_max_s=0,
         loss_window=_SYNCED,
-        direct_reads=True,
         rollup_headers=True,
     ),
 )

@@ -1,0 +1,106 @@
+"""The bus over a JetStream broker, put together from its parts.
+
+What carries the messages is a `Wire`; opening, closing and counting are its owner's.
+"""
+
+from collections.abc import Sequence
+
+from chassis import jetstream as js
+from chassis.bus import (
+    Appended,
+    Delivery,
+    Entry,
+    EntryHandler,
+    Handler,
+    Headers,
+    Message,
+    Stored,
+    Subscription,
+)
+from chassis.ids import AckToken
+from chassis.jetstream_client import CALL_TIMEOUT_S, JetStream, Wire
+from chassis.jetstream_objects import Objects
+from chassis.jetstream_pull import Pulls
+from chassis.jetstream_watch import Watches
+from chassis.subjects import LAYOUT, StreamLayout, consumers
+
+
+class JetStreamBus:
+    """All of `chassis.bus.Bus` but `connected` and `close`."""
+
+    def __init__(self, wire: Wire, replicas: int) -> None:
+        self._wire = wire
+        self._jetstream = JetStream(wire, replicas)
+        self._pulls = Pulls(wire)
+        self._watches = Watches(wire, self._jetstream)
+        self._objects = Objects(wire, self._jetstream)
+
+    async def ensure_streams(self, layout: Sequence[StreamLayout] = LAYOUT) -> None:
+        await self._jetstream.ensure_streams(layout)
+
+    async def ensure_consumers(self, model: str) -> None:
+        await self._jetstream.ensure_consumers(consumers(model))
+
+    def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
+        self._wire.send(subject, data, "", headers)
+
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> Message:
+        return await self._wire.call(subject, data, timeout_s)
+
+    def reply(self, to: Message, data: bytes) -> None:
+        if to.reply is not None:
+            self._wire.send(to.reply, data)
+
+    async def subscribe(self, subject: str, handler: Handler, pending_len_max: int = 65536) -> Subscription:
+        return await self._wire.listen(subject, handler, pending_len_max)
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected_seq: int | None = None,
+        message_id: str | None = None,
+        headers: Headers | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Appended:
+        return await self._jetstream.append(subject, data, expected_seq, message_id, headers, timeout_s)
+
+    async def last(self, stream: str, subject: str, timeout_s: float = CALL_TIMEOUT_S) -> Stored | None:
+        return await self._jetstream.last(stream, subject, timeout_s)
+
+    async def fetch(self, stream: str, consumer: str, count_max: int, wait_s: float) -> Sequence[Delivery]:
+        return await self._pulls.fetch(stream, consumer, count_max, wait_s)
+
+    def ack(self, token: AckToken) -> None:
+        self._wire.send(token, js.ACK)
+
+    def progress(self, token: AckToken) -> None:
+        self._wire.send(token, js.PROGRESS)
+
+    def nak(self, token: AckToken, delay_s: float = 0.0) -> None:
+        self._wire.send(token, js.nak(delay_s))
+
+    async def read(self, stream: str, subject: str, start_seq: int, count_max: int) -> Sequence[Stored]:
+        return await self._jetstream.read(stream, subject, start_seq, count_max)
+
+    async def entry(self, key: str) -> Entry | None:
+        return await self._jetstream.entry(key)
+
+    async def put_entry(self, key: str, value: bytes, revision: int | None = None) -> int:
+        return await self._jetstream.put_entry(key, value, revision)
+
+    async def delete_entry(self, key: str) -> None:
+        await self._jetstream.delete_entry(key)
+
+    async def watch(self, prefix: str, handler: EntryHandler) -> Subscription:
+        return await self._watches.open(prefix, handler)
+
+    async def entries(self, prefix: str) -> Sequence[Entry]:
+        return await self._jetstream.entries(prefix)
+
+    async def put_object(self, name: str, data: bytes) -> None:
+        await self._objects.put(name, data)
+
+    async def object(self, name: str) -> bytes | None:
+        return await self._objects.get(name)

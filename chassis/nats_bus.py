@@ -1,0 +1,390 @@
+"""The bus over NATS. The only file that knows the client library, and what it needs around it.
+
+Rules: the connection is sought for ever, anew even when the library gives up; what is sent and forgotten
+goes through one bounded queue, in order; what waits for an answer fails at once when the connection is
+lost, and may still have happened, because the library sends its buffer after a reconnect.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+
+from chassis.bus import Handler, Headers, Message, Subscription
+from chassis.errors import BusTimeout, BusUnavailable, MessageTooLarge, NoResponders
+from chassis.jetstream_bus import JetStreamBus
+from chassis.jetstream_client import CALL_TIMEOUT_S
+
+CONNECT_TIMEOUT_S = 5.0
+RECONNECT_WAIT_S = 0.1
+PING_INTERVAL_S = 2
+PINGS_UNANSWERED_MAX = 2
+OUTGOING_BYTES_MAX = 32 << 20
+LIBRARY_BYTES_MAX = 16 << 20
+REPLIES_LEN_MAX = 1 << 17
+PENDING_BYTES_MAX = 256 << 20
+FLUSH_TIMEOUT_S = 1.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the bus was opened."""
+
+    dropped_out: int = 0  # messages above the outgoing bound, or unsent at the end
+    dropped_in: int = 0  # messages of a subscription above its bound
+    errors: int = 0  # what the library reported
+    disconnects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    subject: str
+    data: bytes
+    reply: str
+    headers: dict[str, str] | None
+
+
+class _Listener:
+    def __init__(self, connection: "_Connection", subject: str, handler: Handler, len_max: int) -> None:
+        self.subject = subject
+        self.handler = handler
+        self.len_max = len_max
+        self.subscription: NatsSubscription | None = None
+        self._connection = connection
+
+    async def close(self) -> None:
+        await self._connection.unlisten(self)
+
+
+class _Connection:
+    """Implements `jetstream_client.Wire`."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.counters = Counters()
+        self.on_connected: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self.last_error: Exception | None = None
+        self._servers = [server.strip() for server in url.split(",")]
+        self._name = name
+        self._client = Client()
+        self._closing = False
+        self._inbox = ""
+        self._serial = 0
+        self._answers: dict[str, asyncio.Future[Message | None]] = {}  # by inbox
+        self._listeners: dict[_Listener, None] = {}
+        self._outgoing: deque[_Outgoing] = deque()
+        self._outgoing_bytes = 0
+        self._to_send = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._given_up = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        return self._client.is_connected and not self._closing
+
+    # opening and losing
+
+    async def dial(self, timeout_s: float) -> None:
+        """Raises BusUnavailable."""
+        client = Client()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client.connect(
+                    self._servers,
+                    name=self._name,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_lost,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=self._on_closed,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
+                    connect_timeout=2,
+                    ping_interval=PING_INTERVAL_S,
+                    max_outstanding_pings=PINGS_UNANSWERED_MAX,
+                    pending_size=LIBRARY_BYTES_MAX,
+                    flush_timeout=FLUSH_TIMEOUT_S,
+                )
+        except TimeoutError:
+            await client.close()
+            why = f": {self.last_error}" if self.last_error else ""
+            raise BusUnavailable(
+                f"no NATS server at {', '.join(self._servers)} after {timeout_s:g} s{why}"
+            ) from None
+        except (nats.errors.Error, OSError, ValueError) as error:
+            raise BusUnavailable(f"no NATS server at {', '.join(self._servers)}: {error}") from error
+        self._client = client
+        if not self._inbox:
+            self._inbox = client.new_inbox()
+            self._listeners[_Listener(self, f"{self._inbox}.*", self._on_inbox, REPLIES_LEN_MAX)] = None
+        for listener in self._listeners:
+            await self._subscribe(listener)
+        await self._barrier()
+        self._on_up()
+
+    async def keep_dialled(self) -> None:
+        """Dials anew when the library has closed the connection for good, as it does on some errors."""
+        while True:
+            await self._given_up.wait()
+            self._given_up.clear()
+            while not self._client.is_connected:
+                try:
+                    await self.dial(CONNECT_TIMEOUT_S)
+                except (BusUnavailable, BusTimeout):
+                    await asyncio.sleep(RECONNECT_WAIT_S)
+
+    def _on_up(self) -> None:
+        self._changed.set()
+        self._to_send.set()
+        self.on_connected()
+
+    async def _on_reconnected(self) -> None:
+        self._on_up()
+
+    async def _on_lost(self) -> None:
+        self.counters.disconnects += 1
+        self.on_lost()
+        self._fail_answers()
+
+    def _fail_answers(self) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(None)
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            await self._on_lost()
+            self._given_up.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        self.last_error = error
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.counters.dropped_in += 1
+        else:
+            self.counters.errors += 1
+
+    async def connected_until(self, until_s: float) -> None:
+        try:
+            async with asyncio.timeout_at(until_s):
+                while not self.connected and not self._closing:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._require()
+
+    def _require(self) -> None:
+        if not self.connected:
+            raise BusUnavailable("closed" if self._closing else "not connected")
+
+    async def close(self) -> None:
+        self._closing = True
+        self._changed.set()
+        self._fail_answers()
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                while self._outgoing and self._client.is_connected:
+                    await self._send_one()
+        except TimeoutError:
+            pass
+        self.counters.dropped_out += len(self._outgoing)
+        self._outgoing.clear()
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await self._client.close()
+        except (TimeoutError, OSError, nats.errors.Error):
+            pass
+
+    # sending
+
+    def send(self, subject: str, data: bytes, reply: str = "", headers: Headers | None = None) -> None:
+        size = self._check_size(data, headers)
+        if self._closing:
+            raise BusUnavailable("closed")
+        if self._outgoing_bytes + size > OUTGOING_BYTES_MAX:
+            self.counters.dropped_out += 1
+            return
+        self._outgoing.append(_Outgoing(subject, data, reply, dict(headers) if headers else None))
+        self._outgoing_bytes += size
+        self._to_send.set()
+
+    async def send_outgoing(self) -> None:
+        """Hands queued messages to the library, which joins those of one turn into one write."""
+        while True:
+            await self._to_send.wait()
+            self._to_send.clear()
+            while self._outgoing and self._client.is_connected:
+                await self._send_one()
+
+    async def _send_one(self) -> None:
+        item = self._outgoing.popleft()
+        self._outgoing_bytes -= _size(item.data, item.headers)
+        try:
+            await self._client.publish(item.subject, item.data, item.reply, item.headers)
+        except nats.errors.Error as error:
+            self.last_error = error
+            self.counters.dropped_out += 1
+
+    def _check_size(self, data: bytes, headers: Headers | None) -> int:
+        size, size_max = _size(data, headers), self._client.max_payload
+        if size > size_max:
+            raise MessageTooLarge(f"{size} bytes, at most {size_max}")
+        return size
+
+    # answers
+
+    def new_inbox(self) -> str:
+        return self._client.new_inbox()
+
+    def _on_inbox(self, message: Message) -> None:
+        answer = self._answers.get(message.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def call(
+        self, subject: str, data: bytes, timeout_s: float, headers: Headers | None = None
+    ) -> Message:
+        self._check_size(data, headers)
+        self._require()
+        answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._serial += 1
+        inbox = f"{self._inbox}.{self._serial}"
+        self._answers[inbox] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.publish(subject, data, inbox, dict(headers) if headers else None)
+                message = await answer
+        except TimeoutError:
+            raise BusTimeout(subject) from None
+        except nats.errors.Error as error:
+            raise BusUnavailable(f"{subject}: {error}") from error
+        finally:
+            del self._answers[inbox]
+        if message is None:
+            raise BusTimeout(f"{subject}: the connection was lost")
+        if not message.data and message.headers.get("Status") == "503":
+            raise NoResponders(subject)
+        return message
+
+    # subscriptions
+
+    async def listen(self, subject: str, handler: Handler, len_max: int) -> Subscription:
+        self._require()
+        listener = _Listener(self, subject, handler, len_max)
+        self._listeners[listener] = None
+        try:
+            await self._subscribe(listener)
+            await self._barrier()
+        except BaseException:
+            await self.unlisten(listener)
+            raise
+        return listener
+
+    async def _subscribe(self, listener: _Listener) -> None:
+        async def on_message(msg: Msg) -> None:
+            try:
+                listener.handler(_message(msg))
+            except Exception as error:
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"a handler of {listener.subject} raised", "exception": error}
+                )
+
+        listener.subscription = await self._client.subscribe(
+            listener.subject,
+            cb=on_message,
+            pending_msgs_limit=listener.len_max,
+            pending_bytes_limit=PENDING_BYTES_MAX,
+        )
+
+    async def _barrier(self) -> None:
+        """Returns once the broker has read what was sent before."""
+        answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._serial += 1
+        inbox = f"{self._inbox}.{self._serial}"
+        self._answers[inbox] = answer
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await self._client.publish(inbox)
+                if await answer is None:
+                    raise BusTimeout("the connection was lost")
+        except TimeoutError:
+            raise BusTimeout("no answer from the broker") from None
+        except nats.errors.Error as error:
+            raise BusUnavailable(str(error)) from error
+        finally:
+            del self._answers[inbox]
+
+    async def unlisten(self, listener: _Listener) -> None:
+        self._listeners.pop(listener, None)
+        subscription, listener.subscription = listener.subscription, None
+        if subscription is not None:
+            try:
+                await subscription.unsubscribe()
+            except nats.errors.Error:
+                pass  # closed with its connection
+
+
+def _message(msg: Msg) -> Message:
+    headers = msg.headers
+    return Message(msg.subject, msg.data, msg.reply or None, headers if headers is not None else {})
+
+
+def _size(data: bytes, headers: Headers | None) -> int:
+    """As the broker counts: headers are part of a message."""
+    if not headers:
+        return len(data)
+    return len(data) + 12 + sum(len(k.encode()) + len(v.encode()) + 4 for k, v in headers.items())
+
+
+class NatsBus(JetStreamBus):
+    """Implements `chassis.bus.Bus`. Made by `connect`."""
+
+    def __init__(self, url: str, name: str, replicas: int) -> None:
+        self._connection = _Connection(url, name)
+        super().__init__(self._connection, replicas)
+        self._connection.on_connected = self._watches.on_connected
+        self._connection.on_lost = self._pulls.on_lost
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, timeout_s: float) -> None:
+        """Raises BusUnavailable."""
+        await self._connection.dial(timeout_s)
+        self._tasks = [
+            asyncio.create_task(work, name=f"bus {what}")
+            for what, work in (
+                ("send", self._connection.send_outgoing()),
+                ("dial", self._connection.keep_dialled()),
+                ("watch", self._watches.run()),
+            )
+        ]
+
+    @property
+    def connected(self) -> bool:
+        return self._connection.connected
+
+    @property
+    def counters(self) -> Counters:
+        return self._connection.counters
+
+    async def close(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.connected:
+            for token in self._pulls.give_back():
+                self.nak(token)
+        await self._connection.close()
+
+
+async def connect(
+    url: str, name: str = "shoal", *, replicas: int = 1, timeout_s: float = CONNECT_TIMEOUT_S
+) -> NatsBus:
+    """A connected bus. `url`: one or several, with commas between. Raises BusUnavailable, saying why."""
+    bus = NatsBus(url, name, replicas)
+    await bus.open(timeout_s)
+    return bus

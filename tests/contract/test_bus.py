@@ -1,0 +1,549 @@
+"""One contract for every bus: the in-memory one must not promise or refuse what the real one does not."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from chassis import subjects
+from chassis.bus import Bus, Entry, Message
+from chassis.errors import (
+    BusTimeout,
+    BusUnavailable,
+    LayoutDrift,
+    MessageTooLarge,
+    NoResponders,
+    StreamFull,
+    SubjectTaken,
+    WrongSequence,
+)
+from chassis.ids import RequestId
+from chassis.memory_bus import MemoryBroker, MemoryBus
+from chassis.nats_bus import connect
+from chassis.subjects import LAYOUT, REGISTRY, REQUESTS, RESULTS, Discard, Retention, StreamLayout
+from shoal.nats_server import NatsServer
+
+MODEL = "some/model v1.5"
+CONSUMER = subjects.consumer_name(MODEL, 5)
+SMALL = StreamLayout(
+    "SMALL",
+    ("small.>",),
+    Retention.LIMITS,
+    Discard.NEW,
+    msgs_max=3,
+    bytes_max=0,
+    age_max_s=0,
+    loss_window="none",
+)
+SHORT_REGISTRY = tuple(
+    replace(s, age_max_s=1.0, duplicate_window_s=1.0) if s.name == REGISTRY else s for s in LAYOUT
+)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A broker, and how to get another handle on it."""
+
+    open: Callable[[str], Awaitable[Bus]]
+
+    async def bus(self, name: str = "a") -> Bus:
+        return await self.open(name)
+
+
+@asynccontextmanager
+async def world_of(kind: str, folder: Path, layout: Sequence[StreamLayout]) -> AsyncIterator[World]:
+    opened: list[Bus] = []
+    server = NatsServer(folder)
+    broker = MemoryBroker(layout=layout)
+
+    async def open_bus(name: str) -> Bus:
+        bus: Bus = await connect(server.url, name) if kind == "nats" else MemoryBus(broker, name)
+        opened.append(bus)
+        return bus
+
+    if kind == "nats":
+        await server.start()
+    try:
+        first = await open_bus("set-up")
+        await first.ensure_streams(layout)
+        await first.ensure_consumers(MODEL)
+        yield World(open_bus)
+        broker.check()
+    finally:
+        for bus in opened:
+            await bus.close()
+        server.kill()
+
+
+Case = Callable[[World], Awaitable[None]]
+
+
+def contract(case: Case, layout: Sequence[StreamLayout] = (*LAYOUT, SMALL)) -> Callable[[str, Path], None]:
+    @pytest.mark.parametrize("kind", ["memory", "nats"])
+    def test(kind: str, tmp_path: Path) -> None:
+        async def run() -> None:
+            async with asyncio.timeout(20), world_of(kind, tmp_path, layout) as world:
+                await case(world)
+
+        asyncio.run(run())
+
+    return test
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what it looks at has no event
+            await asyncio.sleep(0.005)
+
+
+def request(name: str, priority: int = 5) -> str:
+    return subjects.request(MODEL, priority, RequestId(name))
+
+
+def result(name: str) -> str:
+    return subjects.result(RequestId(name))
+
+
+# core messages
+
+
+async def wildcards(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    one: list[Message] = []
+    rest: list[Message] = []
+    first = await b.subscribe("x.*.z", one.append)
+    await b.subscribe("x.>", rest.append)
+    a.publish("x.1.z", b"1", {"traceparent": "00-ab"})
+    a.publish("x.1", b"2")
+    a.publish("x", b"3")
+    await until(lambda: len(rest) == 2)
+    assert [(m.subject, m.data) for m in rest] == [("x.1.z", b"1"), ("x.1", b"2")]
+    assert [(m.subject, m.data, dict(m.headers)) for m in one] == [("x.1.z", b"1", {"traceparent": "00-ab"})]
+    assert one[0].reply is None
+    await first.close()
+    a.publish("x.2.z", b"4")
+    a.publish("x.end", b"5")
+    await until(lambda: rest[-1].data == b"5")
+    assert len(one) == 1
+
+
+test_wildcards = contract(wildcards)
+
+
+async def order(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    got: list[bytes] = []
+    await b.subscribe("o", lambda m: got.append(m.data))
+    sent = [str(i).encode() for i in range(2000)]
+    for data in sent:
+        a.publish("o", data)
+    await until(lambda: len(got) == len(sent))
+    assert got == sent
+
+
+test_one_senders_messages_keep_their_order = contract(order)
+
+
+async def questions(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    await b.subscribe("q", lambda m: b.reply(m, b"re " + m.data))
+    silent: list[Message] = []
+    subscription = await b.subscribe("silent", silent.append)
+    assert (await a.request("q", b"x", 2.0)).data == b"re x"
+    with pytest.raises(NoResponders):
+        await a.request("nobody", b"x", 2.0)
+    with pytest.raises(BusTimeout):
+        await a.request("silent", b"x", 0.1)
+    await subscription.close()
+    with pytest.raises(NoResponders):
+        await a.request("silent", b"x", 2.0)
+    b.reply(Message("q", b"", None), b"nobody asked")  # does nothing
+
+
+test_questions = contract(questions)
+
+
+async def a_raising_handler(world: World) -> None:
+    a = await world.bus("a")
+    raised: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
+    got: list[bytes] = []
+
+    def handler(message: Message) -> None:
+        if message.data == b"bad":
+            raise ZeroDivisionError
+        got.append(message.data)
+
+    await a.subscribe("h", handler)
+    a.publish("h", b"bad")
+    a.publish("h", b"good")
+    await until(lambda: got == [b"good"])
+    assert [type(e) for e in raised] == [ZeroDivisionError]
+
+
+test_a_raising_handler_is_reported_and_does_not_end_the_subscription = contract(a_raising_handler)
+
+
+# streams
+
+
+async def expected_sequence(world: World) -> None:
+    a = await world.bus()
+    first = await a.append(result("r"), b"1", expected_seq=0)
+    assert not first.duplicate
+    with pytest.raises(WrongSequence):
+        await a.append(result("r"), b"2", expected_seq=0)
+    other = await a.append(result("s"), b"other", expected_seq=0)
+    with pytest.raises(WrongSequence):  # the subject's, not the stream's
+        await a.append(result("r"), b"2", expected_seq=other.seq)
+    second = await a.append(result("r"), b"2", expected_seq=first.seq)
+    assert second.seq > other.seq > first.seq
+    with pytest.raises(WrongSequence):
+        await a.append(result("never"), b"2", expected_seq=1)
+    outcomes = await asyncio.gather(
+        *(a.append(result("race"), str(i).encode(), expected_seq=0) for i in range(8)), return_exceptions=True
+    )
+    assert sum(not isinstance(o, BaseException) for o in outcomes) == 1
+    assert all(isinstance(o, WrongSequence) for o in outcomes if isinstance(o, BaseException))
+
+
+test_expected_sequence = contract(expected_sequence)
+
+
+async def last_record(world: World) -> None:
+    a = await world.bus()
+    assert await a.last(RESULTS, result("r")) is None
+    await a.append(result("r"), b"old")
+    data = bytes(range(256))
+    stored = await a.append(result("r"), data, headers={"traceparent": "00-ab"})
+    await a.append(result("s"), b"other")
+    last = await a.last(RESULTS, result("r"))
+    assert last is not None
+    assert (last.subject, last.data, last.seq) == (result("r"), data, stored.seq)
+    assert last.headers["traceparent"] == "00-ab"
+    assert last.stored_at_ns > 1_600_000_000_000_000_000
+    both = await a.read(RESULTS, "shoal.res.*", 1, 100)
+    assert [(m.subject, m.data) for m in both] == [
+        (result("r"), b"old"),
+        (result("r"), data),
+        (result("s"), b"other"),
+    ]
+    assert [m.data for m in await a.read(RESULTS, result("r"), stored.seq, 100)] == [data]
+    assert [m.data for m in await a.read(RESULTS, result("r"), 1, 1)] == [b"old"]
+    with pytest.raises(BusUnavailable):
+        await a.last("NO-SUCH-STREAM", result("r"))
+
+
+test_last_record = contract(last_record)
+
+
+async def one_per_subject(world: World) -> None:
+    a = await world.bus()
+    await a.append(request("r"), b"1")
+    with pytest.raises(SubjectTaken):
+        await a.append(request("r"), b"2")
+    await a.append(request("s"), b"3")
+    (delivery, _) = await a.fetch(REQUESTS, CONSUMER, 2, 2.0)
+    a.ack(delivery.token)
+    await eventually_none(a, REQUESTS, request("r"))
+    await a.append(request("r"), b"4")  # free again
+
+
+test_one_per_subject = contract(one_per_subject)
+
+
+async def eventually_none(bus: Bus, stream: str, subject: str) -> None:
+    async with asyncio.timeout(5):
+        while await bus.last(stream, subject) is not None:  # noqa: ASYNC110 - the same
+            await asyncio.sleep(0.005)
+
+
+async def full(world: World) -> None:
+    a = await world.bus()
+    for i in range(3):
+        await a.append("small.x", str(i).encode())
+    with pytest.raises(StreamFull):
+        await a.append("small.x", b"4")
+    with pytest.raises(BusUnavailable):
+        await a.append("nowhere.x", b"")
+
+
+test_full = contract(full)
+
+
+async def duplicates(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    first = await a.append(request("r"), b"1", message_id="r")
+    again = await b.append(request("r"), b"1", message_id="r")
+    assert (again.seq, again.duplicate) == (first.seq, True)
+    (delivery,) = await a.fetch(REQUESTS, CONSUMER, 10, 2.0)
+    a.ack(delivery.token)
+    await eventually_none(a, REQUESTS, request("r"))
+    late = await b.append(request("r"), b"1", message_id="r")  # known although it is gone
+    assert (late.seq, late.duplicate) == (first.seq, True)
+
+
+test_duplicates = contract(duplicates)
+
+
+async def too_large(world: World) -> None:
+    a = await world.bus()
+    most = 1 << 20
+    with pytest.raises(MessageTooLarge):
+        await a.append(result("r"), bytes(most + 1))
+    with pytest.raises(MessageTooLarge):
+        await a.append(result("r"), bytes(most - 5), headers={"name": "value"})
+    with pytest.raises(MessageTooLarge):
+        a.publish("x", bytes(most + 1))
+    with pytest.raises(MessageTooLarge):
+        await a.request("x", bytes(most + 1), 1.0)
+    assert a.connected
+    await a.append(result("r"), b"z" * most)
+    last = await a.last(RESULTS, result("r"))
+    assert last is not None and last.data == b"z" * most
+
+
+test_too_large = contract(too_large)
+
+
+async def fetching(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    assert await a.fetch(REQUESTS, CONSUMER, 10, 0.15) == []
+    assert 0.1 < loop.time() - begun_s < 1.0
+    assert await a.fetch(REQUESTS, CONSUMER, 10, 0.0) == []
+    waiting = asyncio.create_task(a.fetch(REQUESTS, CONSUMER, 10, 5.0))
+    await asyncio.sleep(0.05)
+    stored = await b.append(request("r"), b"body", headers={"traceparent": "00-ab"})
+    (delivery,) = await waiting
+    assert (delivery.message.subject, delivery.message.data) == (request("r"), b"body")
+    assert (delivery.message.seq, delivery.count) == (stored.seq, 1)
+    assert delivery.message.headers["traceparent"] == "00-ab"
+    assert delivery.message.stored_at_ns > 1_600_000_000_000_000_000
+    for i in range(5):
+        await b.append(request(f"n{i}"), b"")
+    await b.append(request("other", priority=0), b"")
+    some = await a.fetch(REQUESTS, CONSUMER, 3, 1.0)
+    more = await b.fetch(REQUESTS, CONSUMER, 10, 1.0)
+    assert [d.message.subject for d in (*some, *more)] == [request(f"n{i}") for i in range(5)]
+    assert len(some) == 3
+    (high,) = await b.fetch(REQUESTS, subjects.consumer_name(MODEL, 0), 10, 1.0)
+    assert high.message.subject == request("other", priority=0)
+    with pytest.raises(BusUnavailable):
+        await a.fetch(REQUESTS, "no-such-consumer", 1, 0.1)
+
+
+test_fetching = contract(fetching)
+
+
+async def redelivery(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    loop = asyncio.get_running_loop()
+    await a.append(request("kept"), b"")
+    await a.append(request("left"), b"")
+    kept, left = await a.fetch(REQUESTS, CONSUMER, 10, 1.0)
+    begun_s = loop.time()
+    waiting = asyncio.create_task(b.fetch(REQUESTS, CONSUMER, 10, 5.0))
+    while not waiting.done():
+        a.progress(kept.token)
+        await asyncio.sleep(0.2)
+    (again,) = await waiting
+    assert (again.message.subject, again.message.seq, again.count) == (request("left"), left.message.seq, 2)
+    assert 0.9 < loop.time() - begun_s < 2.0
+    # Any process may settle any delivery, with the token alone; an old token still counts.
+    b.ack(kept.token)
+    a.ack(left.token)
+    await eventually_none(a, REQUESTS, request("kept"))
+    await eventually_none(a, REQUESTS, request("left"))
+    assert await b.fetch(REQUESTS, CONSUMER, 10, 1.2) == []
+    b.ack(kept.token)  # settled already: nothing happens
+
+
+test_redelivery = contract(redelivery)
+
+
+async def giving_back(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    loop = asyncio.get_running_loop()
+    await a.append(request("r"), b"")
+    (delivery,) = await a.fetch(REQUESTS, CONSUMER, 1, 1.0)
+    begun_s = loop.time()
+    a.nak(delivery.token)
+    (again,) = await b.fetch(REQUESTS, CONSUMER, 1, 1.0)
+    assert again.count == 2 and loop.time() - begun_s < 0.5
+    begun_s = loop.time()
+    b.nak(again.token, 0.3)
+    (third,) = await a.fetch(REQUESTS, CONSUMER, 1, 2.0)
+    assert third.count == 3 and 0.2 < loop.time() - begun_s < 0.9
+
+
+test_giving_back = contract(giving_back)
+
+
+async def cancelled_fetch(world: World) -> None:
+    a = await world.bus()
+    waiting = asyncio.create_task(a.fetch(REQUESTS, CONSUMER, 10, 5.0))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await a.append(request("r"), b"")
+    (delivery,) = await a.fetch(REQUESTS, CONSUMER, 10, 3.0)
+    assert delivery.message.subject == request("r")
+
+
+test_a_cancelled_fetch_loses_nothing = contract(cancelled_fetch)
+
+
+async def many_held(world: World) -> None:
+    a = await world.bus()
+    await asyncio.gather(*(a.append(request(f"r{i}"), b"") for i in range(500)))
+    tokens = []
+    while len(tokens) < 500:
+        tokens += [d.token for d in await a.fetch(REQUESTS, CONSUMER, 500, 1.0)]
+    assert len(set(tokens)) == 500
+    for _ in range(6):
+        for token in tokens:
+            a.progress(token)
+        await asyncio.sleep(0.25)
+    assert await a.fetch(REQUESTS, CONSUMER, 500, 0.1) == []
+    for token in tokens:
+        a.ack(token)
+    await eventually_none(a, REQUESTS, "shoal.req.>")
+
+
+test_many_held = contract(many_held)
+
+
+async def layout(world: World) -> None:
+    a = await world.bus()
+    await a.ensure_streams((*LAYOUT, SMALL))
+    await a.ensure_consumers(MODEL)
+    with pytest.raises(LayoutDrift, match="REQUESTS.*max.*5"):
+        await a.ensure_streams([replace(LAYOUT[0], msgs_max=5)])
+
+
+test_a_drifted_layout_is_refused = contract(layout)
+
+
+# registry
+
+
+async def registry(world: World) -> None:
+    a = await world.bus()
+    assert await a.entry("worker.a") is None
+    first = await a.put_entry("worker.a", b"1", 0)
+    with pytest.raises(WrongSequence):
+        await a.put_entry("worker.a", b"2", 0)
+    second = await a.put_entry("worker.b", b"2")
+    assert second > first  # one count for the whole bucket
+    with pytest.raises(WrongSequence):
+        await a.put_entry("worker.a", b"3", second)
+    third = await a.put_entry("worker.a", b"3", first)
+    assert await a.entry("worker.a") == Entry("worker.a", b"3", third)
+    assert sorted(e.key for e in await a.entries("worker.")) == ["worker.a", "worker.b"]
+    assert await a.entries("work") == await a.entries("")
+    assert await a.entries("batcher.") == []
+    await a.delete_entry("worker.a")
+    assert await a.entry("worker.a") is None
+    assert [e.key for e in await a.entries("")] == ["worker.b"]
+    with pytest.raises(WrongSequence):
+        await a.put_entry("worker.a", b"4", third)
+    again = await a.put_entry("worker.a", b"5", 0)
+    assert await a.entry("worker.a") == Entry("worker.a", b"5", again)
+    assert await a.put_entry("worker.empty", b"", 0) > again
+    empty = await a.entry("worker.empty")
+    assert empty is not None and empty.value == b""
+
+
+test_registry = contract(registry)
+
+
+async def watching(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    await a.put_entry("worker.a", b"old")
+    now = await a.put_entry("worker.a", b"1")
+    await a.put_entry("batcher.a", b"1")
+    await a.put_entry("worker.gone", b"1")
+    await a.delete_entry("worker.gone")
+    seen: list[Entry] = []
+    empty: list[Entry] = []
+    exact: list[Entry] = []
+    watching = await b.watch("worker.", seen.append)
+    await b.watch("kvstore.", empty.append)
+    await b.watch("worker.bb", exact.append)
+    assert seen == [Entry("worker.a", b"1", now)]
+    second = await a.put_entry("worker.b", b"2")
+    third = await a.put_entry("worker.bb", b"3", 0)
+    await a.delete_entry("worker.b")
+    await a.put_entry("kvstore.a", b"1")
+    await until(lambda: len(seen) == 4 and len(empty) == 1)
+    assert seen[1:3] == [Entry("worker.b", b"2", second), Entry("worker.bb", b"3", third)]
+    assert (seen[3].key, seen[3].value) == ("worker.b", None)
+    assert exact == [Entry("worker.bb", b"3", third)]
+    await watching.close()
+    await a.put_entry("worker.c", b"4")
+    await a.put_entry("kvstore.b", b"1")
+    await until(lambda: len(empty) == 2)
+    assert len(seen) == 4
+
+
+test_watching = contract(watching)
+
+
+async def expiry(world: World) -> None:
+    a = await world.bus()
+    await a.put_entry("worker.dies", b"1", 0)
+    old = await a.put_entry("worker.stays", b"1", 0)
+    async with asyncio.timeout(5):
+        while await a.entry("worker.dies") is not None:
+            await a.put_entry("worker.stays", b"2")
+            await asyncio.sleep(0.1)
+    assert [e.key for e in await a.entries("")] == ["worker.stays"]
+    with pytest.raises(WrongSequence):
+        await a.put_entry("worker.stays", b"3", old)
+    assert await a.put_entry("worker.dies", b"2", 0) > old  # as if it had never been there
+
+
+test_entries_expire = contract(expiry, SHORT_REGISTRY)
+
+
+# objects
+
+
+async def objects(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    data = b"".join(hashlib.sha256(str(i).encode()).digest() for i in range(160_000)) + b"odd"  # 5 MB
+    name = subjects.card_object(hashlib.sha256(data).hexdigest())
+    assert await b.object(name) is None
+    await a.put_object(name, data)
+    await b.put_object(name, data)
+    assert await b.object(name) == data
+    await a.put_object("small", b"")
+    assert await a.object("small") == b""
+
+
+test_objects = contract(objects)
+
+
+async def closing(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    got: list[bytes] = []
+    await b.subscribe("c", lambda m: got.append(m.data))
+    a.publish("c", b"last words")
+    await a.close()
+    await until(lambda: got == [b"last words"])
+    assert not a.connected
+    with pytest.raises(BusUnavailable):
+        await a.append(result("r"), b"")
+    with pytest.raises(BusUnavailable):
+        await a.fetch(REQUESTS, CONSUMER, 1, 0.1)
+    await a.close()
+
+
+test_closing = contract(closing)
