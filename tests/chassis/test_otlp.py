@@ -12,7 +12,7 @@ from chassis.otlp import OtlpSink
 from chassis.trace import Span, TraceContext, step_context
 
 
-class Collector(pb_grpc.TraceServiceServicer):  # type: ignore[misc]
+class Collector(pb_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.requests: list[pb.ExportTraceServiceRequest] = []
 
@@ -24,7 +24,7 @@ class Collector(pb_grpc.TraceServiceServicer):  # type: ignore[misc]
 def test_ids_links_and_errors_survive() -> None:
     collector = Collector()
     server = grpc.server(futures.ThreadPoolExecutor(1))
-    pb_grpc.add_TraceServiceServicer_to_server(collector, server)
+    pb_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

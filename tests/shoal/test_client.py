@@ -1,0 +1,133 @@
+"""The client against a gateway of a few lines: what it sends, what it makes of answers and errors."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from chassis.wire import gateway_pb2 as pb
+from chassis.wire import gateway_pb2_grpc as pb_grpc
+from shoal import Accepted, AsyncClient, Client, Delta, Finished, Params, ShoalError
+from shoal.client import Model, build_generate
+
+EVENTS = [
+    pb.GenerateEvent(accepted=pb.Accepted(request_id="r", prompt_tokens=3, seed=2**64 - 1)),
+    pb.GenerateEvent(),  # a kind of a later version
+    pb.GenerateEvent(delta=pb.Delta(text="é", ids=[1, 2], first_index=0)),
+    pb.GenerateEvent(finished=pb.Finished(reason="stop", prompt_tokens=3, output_tokens=2, decode_us=5)),
+]
+EXPECTED = [Accepted("r", 3, 2**64 - 1), Delta("é", (1, 2), 0), Finished("stop", 3, 0, 2, 0, 0, 5)]
+
+
+class Gateway(pb_grpc.InferenceServicer):
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateEvent]:
+        self.asked.append(request)
+        if request.model == "none":
+            context.set_trailing_metadata((("retry-after-ms", "250"),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no room")
+        yield from EVENTS
+        if request.model == "endless":
+            while context.is_active():
+                yield EVENTS[2]
+
+    def Resume(self, request: pb.ResumeRequest, context: Any) -> Iterator[pb.GenerateEvent]:
+        self.asked.append(request)
+        yield from EVENTS[2:]
+
+    def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelReply:
+        self.asked.append(request)
+        return pb.CancelReply()
+
+    def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsReply:
+        model = pb.Model(name="m", digest="d", context_len_max=10, vocab_size=5, chat=True)
+        return pb.ListModelsReply(models=[model])
+
+    def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeReply:
+        self.asked.append(request)
+        return pb.TokenizeReply(ids=[7, 8])
+
+
+@contextmanager
+def served() -> Iterator[tuple[str, Gateway]]:
+    gateway = Gateway()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    pb_grpc.add_InferenceServicer_to_server(gateway, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}", gateway
+    finally:
+        server.stop(0).wait()
+
+
+def test_a_stream_is_typed() -> None:
+    with served() as (address, _), Client(address) as client:
+        assert list(client.generate("hi")) == EXPECTED
+        assert list(client.resume("r", [1])) == EXPECTED[1:]
+
+
+def test_the_asynchronous_client_does_the_same() -> None:
+    async def go(address: str) -> None:
+        async with AsyncClient(address) as client:
+            assert [e async for e in client.generate("hi")] == EXPECTED
+            assert [e async for e in client.resume("r", [1])] == EXPECTED[1:]
+            assert await client.models() == [Model("m", "d", 10, 5, True)]
+            assert await client.tokenize([("user", "hi")]) == [7, 8]
+            await client.cancel("r")
+            with pytest.raises(ShoalError) as caught:
+                async for _ in client.generate("hi", Params(model="none")):
+                    pass
+            assert (caught.value.code, caught.value.retry_ms) == ("UNAVAILABLE", 250)
+
+    with served() as (address, gateway):
+        asyncio.run(go(address))
+        assert gateway.asked[3].request_id == "r"
+
+
+def test_small_calls() -> None:
+    with served() as (address, gateway), Client(address) as client:
+        assert client.models() == [Model("m", "d", 10, 5, True)]
+        assert client.tokenize("text") == [7, 8]
+        client.cancel("r")
+        assert [type(a).__name__ for a in gateway.asked] == ["TokenizeRequest", "CancelRequest"]
+
+
+def test_errors_carry_the_gateways_words() -> None:
+    with served() as (address, _), Client(address) as client:
+        with pytest.raises(ShoalError) as caught:
+            list(client.generate("hi", Params(model="none")))
+        error = caught.value
+        assert (error.code, error.message, error.retry_ms) == ("UNAVAILABLE", "no room", 250)
+
+
+def test_nobody_there_is_an_error_too() -> None:
+    with Client("127.0.0.1:1") as client:
+        with pytest.raises(ShoalError) as caught:
+            client.models()
+        assert caught.value.code == "UNAVAILABLE"
+
+
+def test_leaving_early_cancels_the_call() -> None:
+    with served() as (address, _), Client(address) as client:
+        stream = client.generate("hi", Params(model="endless"))
+        assert next(stream) == EXPECTED[0]
+        stream.close()  # type: ignore[attr-defined]
+        assert client.models()  # the connection still serves
+
+
+def test_what_is_not_said_is_not_sent() -> None:
+    plain = build_generate("p", Params())
+    assert plain == pb.GenerateRequest(prompt="p")
+    assert not plain.HasField("temperature")
+    said = build_generate([("user", "hi")], Params(temperature=0.0, top_k=0, seed=0, stop=("a",), priority=0))
+    assert said.HasField("temperature") and said.HasField("seed") and said.HasField("priority")
+    assert said.chat.turns[0] == pb.Turn(role="user", content="hi")
+    assert build_generate([1, 2], Params()).token_ids.ids == [1, 2]
+    assert build_generate([], Params()).WhichOneof("input") == "token_ids"

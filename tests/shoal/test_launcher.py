@@ -1,0 +1,65 @@
+"""What the launcher refuses and remembers; whole deployments run in tests/e2e."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.launcher import STATE_FILE, Deployment, LaunchError, Plan, model_flags, read_state
+
+
+def test_models_by_name_and_path(tmp_path: Path) -> None:
+    assert model_flags("fake") == ("--executor", "fake")
+    assert model_flags(str(tmp_path)) == ("--model", str(tmp_path.resolve()))
+    with pytest.raises(LaunchError, match="no such model: nowhere"):
+        model_flags("nowhere")
+
+
+def test_one_deployment_a_folder(tmp_path: Path) -> None:
+    async def go() -> None:
+        first, second = (Deployment(Plan(run_dir=tmp_path)) for _ in range(2))
+        first._take_run_dir()
+        with pytest.raises(LaunchError, match="another deployment"):
+            await second.start()
+        await second.stop()
+        await first.stop()
+        second._take_run_dir()
+        await second.stop()
+
+    asyncio.run(go())
+
+
+def test_the_state_names_what_runs(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="nothing runs"):
+        read_state(tmp_path)
+    state = {"nats_url": "nats://x:1", "addresses": ["127.0.0.1:5"], "pid": os.getpid()}
+    (tmp_path / STATE_FILE).write_text(json.dumps(state))
+    assert read_state(tmp_path) == state
+    (tmp_path / STATE_FILE).write_text(json.dumps(state | {"pid": 2**22 + 1}))
+    with pytest.raises(LaunchError, match="nothing runs"):
+        read_state(tmp_path)
+
+
+def test_without_nats_the_reason_is_told(tmp_path: Path) -> None:
+    async def go() -> None:
+        deployment = Deployment(Plan(model="fake", run_dir=tmp_path, nats_url="nats://u:secret@127.0.0.1:1"))
+        try:
+            await deployment.start()
+        finally:
+            await deployment.stop()
+
+    with pytest.raises(LaunchError, match=r"no NATS at nats://\*\*\*@127.0.0.1:1"):
+        asyncio.run(go())
+
+
+def test_the_command_fails_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "hi", "--run-dir", str(tmp_path)]) == 1
+    assert "nothing runs" in capsys.readouterr().err
+    assert main(["generate", "hi", "--address", "127.0.0.1:1"]) == 1
+    assert "UNAVAILABLE" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["generate"])
+    assert caught.value.code == 2
