@@ -31,6 +31,7 @@ __all__ = ["ChassisConfig", "Inbox", "InboxFull", "Service", "Stop", "main", "ru
 
 C = TypeVar("C")
 _RETRY_S = 0.1
+_CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +295,8 @@ async def _connect(url: str, wait_s: float, section: str) -> Bus:
     while True:
         try:
             if bus is None:
-                bus = await nats_bus.connect(url, name=section)
+                left_s = max(_RETRY_S, min(_CONNECT_S, give_up_at - loop.time()))
+                bus = await nats_bus.connect(url, name=section, timeout_s=left_s)
             await bus.ensure_streams()
             return bus
         except (BusTimeout, BusUnavailable, OSError) as error:
