@@ -127,13 +127,16 @@ class Bus(Protocol):
         """Gives a delivery back."""
 
     async def read(self, stream: str, subject: str, start_seq: int, count_max: int) -> Sequence[Stored]:
-        """Stored messages of a subject (wildcards allowed) from a sequence on; for tools, not for deciding."""
+        """Stored messages of a subject (wildcards allowed) from a sequence on; for tools only."""
 
     # registry (one bucket, keys with dots, entries expire `REGISTRY_TTL_S` after their last write)
     async def entry(self, key: str) -> Entry | None: ...
 
     async def put_entry(self, key: str, value: bytes, revision: int | None = None) -> int:
-        """Writes a key and returns its revision. `revision`: the one expected, 0 for none. Raises WrongSequence."""
+        """Writes a key and returns its revision. `revision`: the one expected, 0 for none.
+
+        Raises WrongSequence.
+        """
 
     async def delete_entry(self, key: str) -> None: ...
 

@@ -8,6 +8,7 @@ lost, and may still have happened, because the library sends its buffer after a 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import nats.errors
@@ -348,19 +349,20 @@ class NatsBus(JetStreamBus):
         super().__init__(self._connection, replicas)
         self._connection.on_connected = self._watches.on_connected
         self._connection.on_lost = self._pulls.on_lost
+        self._group = asyncio.TaskGroup()
+        self._leave = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, timeout_s: float) -> None:
-        """Raises BusUnavailable."""
+        """Raises BusUnavailable. A crash of the bus's own tasks cancels the task that opened it."""
         await self._connection.dial(timeout_s)
-        self._tasks = [
-            asyncio.create_task(work, name=f"bus {what}")
-            for what, work in (
-                ("send", self._connection.send_outgoing()),
-                ("dial", self._connection.keep_dialled()),
-                ("watch", self._watches.run()),
-            )
-        ]
+        await self._leave.enter_async_context(self._group)
+        for what, work in (
+            ("send", self._connection.send_outgoing()),
+            ("dial", self._connection.keep_dialled()),
+            ("watch", self._watches.run()),
+        ):
+            self._tasks.append(self._group.create_task(work, name=f"bus {what}"))
 
     @property
     def connected(self) -> bool:
@@ -374,7 +376,7 @@ class NatsBus(JetStreamBus):
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._leave.aclose()
         if self.connected:
             for token in self._pulls.give_back():
                 self.nak(token)
