@@ -12,11 +12,12 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chassis.wire import pipeline_pb2 as pb
+from chassis.messages.card import ModelCard, TokenBytes, build_card
 from shard_worker.executor import I64, U64, Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
 
 NAME = "fake"
@@ -93,6 +94,7 @@ def _printable(byte: int) -> str:
     return chr(256 + [b for b in range(256) if b not in plain].index(byte))
 
 
+@cache
 def tokenizer_json() -> bytes:
     """A byte-level BPE tokenizer of this vocabulary, as the `tokenizers` library reads it."""
     names = [_printable(b) for b in range(256)]
@@ -140,22 +142,24 @@ def _digest(config: FakeConfig) -> str:
     return hashlib.sha256(f"shoal fake model 1\0{config.name}\0{config.num_layers}".encode()).hexdigest()
 
 
-def build_card(config: FakeConfig) -> bytes:
-    ends = np.cumsum([len(t) for t in TOKEN_BYTES]).astype("<u4")
-    return pb.ModelCard(
-        name=config.name,
-        model_digest=_digest(config),
-        config_json=json.dumps({"model_type": "fake", "num_hidden_layers": config.num_layers}),
-        vocab_size=VOCAB_SIZE,
-        num_layers=config.num_layers,
-        context_len_max=config.context_len_max,
-        eos_ids=[EOS_ID],
-        tokenizer_json=tokenizer_json(),
-        chat_template=CHAT_TEMPLATE,
-        eos_token=EOS_TOKEN,
-        token_bytes=b"".join(TOKEN_BYTES),
-        token_bytes_end=ends.tobytes(),
-    ).SerializeToString(deterministic=True)
+@cache
+def card_of(config: FakeConfig) -> bytes:
+    return build_card(
+        ModelCard(
+            name=config.name,
+            model_digest=_digest(config),
+            config_json=json.dumps({"model_type": "fake", "num_hidden_layers": config.num_layers}),
+            vocab_size=VOCAB_SIZE,
+            num_layers=config.num_layers,
+            context_len_max=config.context_len_max,
+            eos_ids=(EOS_ID,),
+            tokenizer_json=tokenizer_json(),
+            chat_template=CHAT_TEMPLATE,
+            bos_token="",
+            eos_token=EOS_TOKEN,
+            token_bytes=TokenBytes.of(TOKEN_BYTES),
+        )
+    )
 
 
 # ---- the arithmetic, once in plain numbers and once in columns --------------------------------------
@@ -239,7 +243,7 @@ class FakeExecutor:
             head_cost_layers=1.0,
             activation_bytes=ACTIVATION_BYTES,
             context_len_max=config.context_len_max,
-            card=build_card(config),
+            card=card_of(config),
         )
 
     @property

@@ -17,7 +17,10 @@ from chassis.messages.card import parse_card
 from chassis.messages.pipeline import (
     FORM,
     Form,
+    FormAnswer,
+    FormAsk,
     Formed,
+    FormRefusal,
     Hello,
     LinkKind,
     build_formed,
@@ -30,14 +33,14 @@ from chassis.messages.registry import WorkerEntry
 from chassis.ports import Ports
 from chassis.rpc import Server
 from chassis.transport.interface import Frame, Link, LinkOptions
-from chassis.wire import pipeline_pb2 as pb
-from shard_worker import stage as st
+from shard_worker import events as ev
 from shard_worker.compute import Compute, InlineCompute
 from shard_worker.config import Config
 from shard_worker.executor import Executor, LoadFailed, StageSpec
 from shard_worker.inputs import SlotTables, TableLimits
 from shard_worker.registration import Registration
 from shard_worker.runner import Job, Place, StepRunner
+from shard_worker.stage import Phase, Stage, StageConfig
 
 OUTGOING_SLOTS = 1  # the next stage says nothing to us
 
@@ -70,8 +73,8 @@ class ShardWorker:
         self._facts = facts
         self._vocab_size = parse_card(facts.card).vocab_size
         self._slot_bytes = config.slot_mb << 20
-        self._stage = st.Stage(
-            st.StageConfig(
+        self._stage = Stage(
+            StageConfig(
                 boot=self.boot,
                 model_digest=facts.digest,
                 num_layers=facts.num_layers,
@@ -95,7 +98,7 @@ class ShardWorker:
         self._rpc_address = ""
 
     @property
-    def stage(self) -> st.Stage:
+    def stage(self) -> Stage:
         return self._stage
 
     async def run(self) -> None:
@@ -110,8 +113,7 @@ class ShardWorker:
             log.info("drained")
         finally:
             self._close_links()
-            for answer in self._answers.values():
-                answer.cancel()
+            self._answer_all("stopping")
             if self._server is not None:
                 await self._server.close()
             await self._compute.close()
@@ -133,10 +135,10 @@ class ShardWorker:
 
     async def drain(self) -> None:
         """Takes no new epoch; waits, within a limit, until the batcher lets go of the one it has."""
-        self._handle(st.Drain(self._now()))
+        self._handle(ev.Drain(self._now()))
         await self._registration.withdraw()
         give_up_at = self._now() + self._config.drain_wait_ms / 1000
-        while self._stage.phase is not st.Phase.FREE and self._now() < give_up_at:
+        while self._stage.phase is not Phase.FREE and self._now() < give_up_at:
             self._moved.clear()
             try:
                 async with asyncio.timeout_at(give_up_at):
@@ -147,39 +149,39 @@ class ShardWorker:
 
     # ---- events in, effects out
 
-    def _handle(self, event: st.Event) -> None:
+    def _handle(self, event: ev.Event) -> None:
         for effect in self._stage.handle(event):
             self._perform(effect)
         self._moved.set()
 
-    def _perform(self, effect: st.Effect) -> None:
+    def _perform(self, effect: ev.Effect) -> None:
         match effect:
-            case st.CloseLink():
+            case ev.CloseLink():
                 link = self._links.pop(effect.link, None)
                 if link is not None:
                     link.close()
-            case st.Load():
+            case ev.Load():
                 self._spawn(self._load(effect.call, effect.form), "load")
-            case st.Dial():
+            case ev.Dial():
                 self._spawn(self._dial(effect.call, effect.form), "dial")
-            case st.Answer():
+            case ev.Answer():
                 answer = self._answers.pop(effect.call, None)
                 if answer is not None and not answer.done():
                     answer.set_result(effect.formed)
-            case st.Stood():
+            case ev.Stood():
                 self._stand(effect)
-            case st.Broke():
+            case ev.Broke():
                 self._runner.stop()
                 self._tables = self._place = None
                 log.warning("epoch ended", epoch=effect.epoch, cause=effect.cause)
-            case st.Announce():
+            case ev.Announce():
                 self._registration.changed()
-            case st.Count():
+            case ev.Count():
                 self.counts[effect.what] = self.counts.get(effect.what, 0) + 1
-            case st.Execute():
+            case ev.Execute():
                 raise AssertionError("only a step that arrives is executed")
 
-    def _stand(self, effect: st.Stood) -> None:
+    def _stand(self, effect: ev.Stood) -> None:
         form = effect.form
         limits = TableLimits(
             slots_max=form.slots_max,
@@ -204,7 +206,7 @@ class ShardWorker:
         )
 
     def _step_failed(self, epoch: Epoch, cause: str) -> None:
-        self._handle(st.StepFailed(self._now(), epoch, cause))
+        self._handle(ev.StepFailed(self._now(), epoch, cause))
 
     # ---- links
 
@@ -216,7 +218,7 @@ class ShardWorker:
         if hello is None or self._group is None:
             link.close()
             return
-        self._handle(st.LinkUp(self._now(), self._add(link), hello))
+        self._handle(ev.LinkUp(self._now(), self._add(link), hello))
 
     def _add(self, link: Link) -> int:
         self._last_id += 1
@@ -233,15 +235,15 @@ class ShardWorker:
         finally:
             link.close()
         self._links.pop(link_id, None)
-        self._handle(st.LinkDown(self._now(), link_id))
+        self._handle(ev.LinkDown(self._now(), link_id))
 
     def _frame(self, link_id: int, frame: Frame) -> None:
         """The step path's entry: from bytes to a job, within 200 us."""
         now, received_ns = self._now(), self._ports.wall_ns()
         try:
             step = parse_step(frame.header)
-            effects = self._stage.handle(st.StepArrived(now, link_id, step.epoch, step.number))
-            if effects == [st.Execute()]:
+            effects = self._stage.handle(ev.StepArrived(now, link_id, step.epoch, step.number))
+            if effects == [ev.Execute()]:
                 assert self._tables is not None and self._place is not None
                 inputs = self._tables.apply(step)
                 self._check_payload(self._place, len(step.token_ids), frame)
@@ -251,7 +253,7 @@ class ShardWorker:
                 self._perform(effect)
             self._moved.set()
         except BadMessage as error:
-            self._handle(st.BadFrame(now, link_id, str(error)))
+            self._handle(ev.BadFrame(now, link_id, str(error)))
         frame.release()
 
     def _check_payload(self, place: Place, num_tokens: int, frame: Frame) -> None:
@@ -261,7 +263,7 @@ class ShardWorker:
 
     # ---- forming
 
-    async def _asked(self, request: pb.FormRequest) -> pb.FormReply:
+    async def _asked(self, request: FormAsk) -> FormAnswer:
         try:
             form = parse_form(request)
         except BadMessage as error:
@@ -270,7 +272,7 @@ class ShardWorker:
         call = self._last_id
         answer = self._answers[call] = asyncio.get_running_loop().create_future()
         try:
-            self._handle(st.FormAsked(self._now(), call, form))
+            self._handle(ev.FormAsked(self._now(), call, form))
             return build_formed(await answer)
         finally:
             self._answers.pop(call, None)
@@ -289,12 +291,12 @@ class ShardWorker:
         try:
             loaded = await self._compute.call(lambda: self._executor.load(spec))
         except LoadFailed as error:
-            self._handle(st.LoadDone(self._now(), call, layers, error=str(error)))
+            self._handle(ev.LoadDone(self._now(), call, layers, error=str(error)))
         except Exception as error:  # the device's: this epoch fails, the worker lives
             log.exception("load failed", error, epoch=form.epoch)
-            self._handle(st.LoadDone(self._now(), call, layers, error=f"{type(error).__name__}: {error}"))
+            self._handle(ev.LoadDone(self._now(), call, layers, error=f"{type(error).__name__}: {error}"))
         else:
-            self._handle(st.LoadDone(self._now(), call, layers, loaded.num_blocks, loaded.kv_allocated))
+            self._handle(ev.LoadDone(self._now(), call, layers, loaded.num_blocks, loaded.kv_allocated))
 
     async def _dial(self, call: int, form: Form) -> None:
         last = form.stage + 1 == form.num_stages
@@ -309,9 +311,9 @@ class ShardWorker:
             )
         except (LinkClosed, ValueError) as error:
             log.warning("next stage out of reach", address=form.next_address, error=str(error))
-            self._handle(st.Dialled(self._now(), call, None))
+            self._handle(ev.Dialled(self._now(), call, None))
         else:
-            self._handle(st.Dialled(self._now(), call, self._add(link)))
+            self._handle(ev.Dialled(self._now(), call, self._add(link)))
 
     # ---- the rest
 
@@ -322,7 +324,7 @@ class ShardWorker:
                 async with asyncio.timeout_at(self._stage.free_at):
                     await self._moved.wait()
             except TimeoutError:
-                self._handle(st.Tick(self._now()))
+                self._handle(ev.Tick(self._now()))
 
     def _entry(self) -> WorkerEntry:
         return WorkerEntry(
@@ -347,6 +349,11 @@ class ShardWorker:
             work.close()
         else:
             self._group.create_task(work, name=name)
+
+    def _answer_all(self, cause: str) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(Formed(FormRefusal.FAILED, self._stage.last_epoch, error=cause))
 
     def _close_links(self) -> None:
         for link in list(self._links.values()):

@@ -129,9 +129,9 @@ class Formed:
     error: str = ""
 
 
-FORM: Method[pb.FormRequest, pb.FormReply] = Method(
-    "/shoal.pipeline.v1.ShardWorker/Form", pb.FormRequest, pb.FormReply
-)
+FormAsk = pb.FormRequest  # what travels; `parse_form` and `build_formed` know what is in them
+FormAnswer = pb.FormReply
+FORM: Method[FormAsk, FormAnswer] = Method("/shoal.pipeline.v1.ShardWorker/Form", FormAsk, FormAnswer)
 
 # ---- columns ---------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from chassis.ids import BootId, Epoch, StepNumber
 from chassis.messages.pipeline import BATCHER_STAGE, Form, FormRefusal, Hello, LinkKind
-from shard_worker import stage as s
+from shard_worker import events as s
+from shard_worker.stage import Phase, Stage, StageConfig
 
-CONFIG = s.StageConfig(
+CONFIG = StageConfig(
     boot=BootId("w"), model_digest="m", num_layers=8, step_tokens_max=256, links_max=5, free_after_s=0.2
 )
 FORM = Form(Epoch(3), BootId("b"), "m", 1, 3, 2, 6, "mem://next", 16, 64, 256)
@@ -28,8 +29,8 @@ def ring(epoch: int) -> Hello:
 class Worker:
     """A stage with its invariants checked after every event."""
 
-    def __init__(self, config: s.StageConfig = CONFIG) -> None:
-        self.stage = s.Stage(config)
+    def __init__(self, config: StageConfig = CONFIG) -> None:
+        self.stage = Stage(config)
         self.now = 0.0
         self.seen: list[s.Effect] = []
 
@@ -59,7 +60,7 @@ class Worker:
         self.ask(form, call)
         self(s.LoadDone(self.now, call, range(form.first_layer, form.end_layer), 99, True))
         self(s.Dialled(self.now, call, first_link + 2))
-        assert self.stage.phase is s.Phase.STANDING
+        assert self.stage.phase is Phase.STANDING
         return self
 
 
@@ -139,7 +140,7 @@ def test_the_same_batcher_forms_anew_over_its_old_links() -> None:
     effects = w.ask(replace(FORM, epoch=Epoch(4)), call=2)
     assert kinds(effects) == ["Broke", "CloseLink", "CloseLink", "CloseLink", "Load", "Announce"]
     assert w.down(1) == [] and w.down(2) == [] and w.down(3) == []
-    assert w.stage.phase is s.Phase.FORMING
+    assert w.stage.phase is Phase.FORMING
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
