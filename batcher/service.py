@@ -19,7 +19,7 @@ from batcher.fetcher import Fetcher
 from batcher.formation import CloseLinks, Formation, FormationConfig, FormStage, Stood, WriteEpoch
 from batcher.kvstore_client import KvstoreClient, Pool
 from batcher.members import Members, await_card
-from batcher.outbox import Outbox
+from batcher.outbox import BEAT_S, Outbox
 from batcher.ownership import Ownership, OwnershipConfig
 from batcher.records import Records
 from batcher.ring import Ring, RingConfig, step_header
@@ -28,7 +28,7 @@ from batcher.stops import Stops
 from chassis import log, subjects
 from chassis.bus import Delivery, Message
 from chassis.errors import BusError, WrongSequence
-from chassis.ids import AckToken, Attempt, BootId, RequestId
+from chassis.ids import AckToken, Attempt, BootId, GatewayId, RequestId
 from chassis.inbox import Inbox
 from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard
@@ -68,6 +68,8 @@ class Batcher:
         self._outbox = Outbox(self.boot, self._bus)
         self._replies: dict[int, Message] = {}
         self._next_reply = 0
+        self._gateways: tuple[GatewayId, ...] = ()
+        self._gateways_until = 0.0
         self._settling: list[ev.Ack | ev.Nak] = []
         self._idle = asyncio.Event()  # draining, and nothing is held
         self._let_go = asyncio.Event()  # the core has let go of what was held
@@ -199,7 +201,7 @@ class Batcher:
             self._do(effects)
             for plan in plans:
                 self._send(plan)
-            self._outbox.flush(now, self._core.ownership.gateways())
+            self._outbox.flush(now, self._served(now))
             self._settle()
             if self._draining and not len(self._core.ownership):
                 self._idle.set()
@@ -211,8 +213,15 @@ class Batcher:
             )
 
     def _next_wake(self) -> float | None:
-        times = (self._core.next_timer(), self._outbox.next_beat(self._core.ownership.gateways()))
+        times = (self._core.next_timer(), self._outbox.next_beat(self._gateways))
         return min((t for t in times if t is not None), default=None)
+
+    def _served(self, now: float) -> tuple[GatewayId, ...]:
+        """Looked up now and then: it takes a walk over all that is held."""
+        if now >= self._gateways_until:
+            self._gateways_until = now + BEAT_S / 2
+            self._gateways = self._core.ownership.gateways()
+        return self._gateways
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -1,0 +1,172 @@
+"""The deployment of one seed: nodes that can be brought up, killed, stopped and cut off, and their ground.
+
+A node is built by the same constructors as in production; its ports are the memory ones under a seeded
+chance. A node that crashes by itself is a failure of the run, unless its crash was ordered.
+"""
+
+import asyncio
+import contextvars
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from chassis.memory_broker import MemoryBroker
+from chassis.memory_bus import MemoryBus
+from chassis.memory_rpc import MemoryRpcNetwork, RpcHabits
+from chassis.ports import Ports
+from chassis.transport.memory import MemoryNetwork
+from tests.sim.network import SimHabits
+from tests.sim.options import Options
+from tests.sim.pause import CURRENT, Sleeper
+from tests.sim.tracer import SimTracer
+
+EPOCH_NS = 1_700_000_000_000_000_000
+
+
+class Failure(AssertionError):
+    """What a checker found."""
+
+
+class NodeService(Protocol):
+    async def run(self) -> None: ...
+
+
+Factory = Callable[[Ports], NodeService]
+
+
+class Node:
+    """A process: it can die, be stopped, and come again with a new boot and an empty memory."""
+
+    def __init__(self, world: "World", name: str, factory: Factory) -> None:
+        self.world = world
+        self.name = name
+        self.may_crash = False  # an ordered crash is on its way
+        self._factory = factory
+        self._incarnation = 0
+        self._task: asyncio.Task[None] | None = None
+        self._bus: MemoryBus | None = None
+        self.sleeper = Sleeper()
+        self.service: Any = None
+        self.down = asyncio.Event()
+        self.down.set()
+
+    @property
+    def up(self) -> bool:
+        return self._task is not None
+
+    @property
+    def bus_name(self) -> str:
+        return f"{self.name}.{self._incarnation}"
+
+    def start(self) -> None:
+        assert self._task is None
+        self._incarnation += 1
+        world = self.world
+        self._bus = MemoryBus(world.broker, self.bus_name)
+        self.sleeper = Sleeper()
+        ports = Ports(
+            bus=self._bus,
+            rpc=world.rpc.rpc(self.name),
+            transport=world.ring.transport(self.name),
+            tracer=world.tracer.of(self.name),
+            new_id=lambda: world.new_id(self.name),
+            new_seed=lambda: world.rng.getrandbits(64),
+            wall_ns=world.wall_ns,
+        )
+        self.down.clear()
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, self.sleeper)
+        self.service = context.run(self._factory, ports)
+        self._task = asyncio.get_running_loop().create_task(self._live(), name=self.bus_name, context=context)
+
+    async def _live(self) -> None:
+        try:
+            await self.service.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if not self.may_crash:
+                self.world.fail(f"{self.name} crashed: {error!r}", error)
+            asyncio.get_running_loop().call_soon(self.world.bury, self)
+
+    async def kill(self) -> None:
+        """SIGKILL: its links go first, then all that it was doing; nothing is tidied up for the others."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        assert self._bus is not None
+        self._bus.kill()
+        self.world.rpc.kill(self.name)
+        self.world.ring.kill(self.name)
+        self.sleeper.wake()
+        self.down.set()
+        task.cancel()
+        await asyncio.wait({task})
+        self.service = None
+
+
+class World:
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.rng = random.Random(f"world {options.seed}")
+        self.habits = SimHabits(options)
+        self.tracer = SimTracer(options.seed)
+        self.broker = MemoryBroker(self.habits, self.wall_ns)
+        chance = random.Random(f"rpc {options.seed}")
+        self.rpc = MemoryRpcNetwork(chance.random)
+        self.rpc.habits = RpcHabits(0.0, options.delay_s, options.rpc_loss, options.rpc_loss)
+        ring_chance = random.Random(f"ring {options.seed}")
+        self.ring = MemoryNetwork(lambda a, b: ring_chance.random() * options.delay_s / 4)
+        self.nodes: dict[str, Node] = {}
+        self.failures: list[str] = []
+        self.failed = asyncio.Event()
+        self.history: list[str] = []
+        self._ids = 0
+        self._loop = asyncio.get_running_loop()
+
+    def wall_ns(self) -> int:
+        return EPOCH_NS + int(self._loop.time() * 1e9) if hasattr(self, "_loop") else EPOCH_NS
+
+    def new_id(self, name: str) -> str:
+        self._ids += 1
+        digest = hashlib.sha256(f"{self.options.seed}:{self._ids}".encode()).hexdigest()[:6]
+        return f"{''.join(c for c in name if c.isalnum())}{self._ids:04d}{digest}"
+
+    def note(self, what: str) -> None:
+        self.history.append(f"{self._loop.time():9.4f} {what}")
+
+    def fail(self, what: str, error: BaseException | None = None) -> None:
+        self.note(f"FAILURE {what}")
+        self.failures.append(what)
+        if error is not None:
+            self.errors = [*getattr(self, "errors", []), error]
+        self.failed.set()
+
+    def add(self, name: str, factory: Factory) -> Node:
+        node = self.nodes[name] = Node(self, name, factory)
+        return node
+
+    def bury(self, node: Node) -> None:
+        """A node ended by itself: it comes again, as a launcher would have it."""
+        self._loop.create_task(self._restart(node, 0.2), name=f"restart {node.name}")
+
+    async def _restart(self, node: Node, after_s: float) -> None:
+        await node.kill()
+        node.may_crash = False
+        await asyncio.sleep(after_s)
+        if not node.up and not self.closing:
+            node.start()
+
+    closing = False
+
+    async def bounce(self, node: Node, after_s: float) -> None:
+        self.note(f"kill {node.name}")
+        await self._restart(node, after_s)
+        self.note(f"start {node.name}")
+
+    async def close(self) -> None:
+        self.closing = True
+        for node in self.nodes.values():
+            await node.kill()
+        await self.rpc.close()
