@@ -73,7 +73,7 @@ class SlotTables:
             raise BadMessage("step: freed slot out of range")
         if not len(slots):
             return
-        if int(slots.max()) >= limits.slots_max or len(np.unique(slots)) != len(slots):
+        if int(slots.max()) >= limits.slots_max or int(np.bincount(slots).max()) > 1:
             raise BadMessage("step: slot out of range or named twice")
         if len(step.token_ids) > limits.step_tokens_max:
             raise BadMessage("step: more tokens than were agreed")
