@@ -1,0 +1,95 @@
+"""Whatever happens, every request ends with the one right answer and no block is lost."""
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chassis.ids import RequestId
+from chassis.messages.request import Limits, Reason, Request
+from tests.batcher.toy_pipeline import EOS, World, make_config, make_request
+
+SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
+
+
+def draw_request(dice: Random, index: int, room_tokens: int, stems: list[list[int]]) -> Request:
+    prompt = list(dice.choice(stems)[: dice.randint(0, 24)])
+    prompt += [dice.randrange(EOS) for _ in range(dice.randint(1, 12))]
+    prompt = prompt[: max(1, room_tokens - 2)]
+    max_tokens = dice.randint(1, 20)
+    stop = dice.choice([(), (), (b"a",), (b"bb", b"cd"), (b"xyz", b"y")])
+    limits = Limits(
+        max_tokens,
+        min_tokens=dice.randint(0, max_tokens) if dice.random() < 0.2 else 0,
+        stop=stop,
+        stop_token_ids=(7,) if dice.random() < 0.1 else (),
+        ignore_eos=dice.random() < 0.3,
+    )
+    return make_request(f"r{index}", prompt, limits, dice.randint(0, 9), dice.choice(["t", "u"]))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    return World(
+        dice=Random(draw(st.integers(0, 2**32 - 1))),
+        config=make_config(
+            step_tokens_max=draw(st.sampled_from([1, 3, 8, 32])),
+            sequences_max=draw(st.sampled_from([1, 2, 4, 8])),
+            context_len_max=draw(st.sampled_from([24, 4096])),
+            prefix_cache=draw(st.sampled_from([True, True, True, False])),
+            steps_in_flight_max=draw(st.sampled_from([None, 1, 2, 4])),
+            lease_high_blocks=draw(st.sampled_from([1, 4, 16])),
+            lease_low_blocks=draw(st.sampled_from([0, 1])),
+            match_wait_ms=draw(st.sampled_from([0, 250])),
+        ),
+        num_blocks=draw(st.sampled_from([4, 7, 16, 64])),
+        num_stages=draw(st.sampled_from([1, 2, 4])),
+        trouble=draw(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
+    )
+
+
+@SETTINGS
+@given(worlds(), st.integers(1, 24), st.sampled_from([0.0, 0.03]), st.sampled_from([0.0, 0.05]))
+def test_every_request_ends_with_its_answer(world: World, count: int, loses: float, stops: float) -> None:
+    dice = world.dice
+    stems = [[dice.randrange(EOS) for _ in range(24)] for _ in range(2)]
+    room = min(world.config.context_len_max, world.num_blocks * world.config.block_size_tokens)
+    stopped: set[RequestId] = set()
+    coming = [draw_request(dice, index, room, stems) for index in range(count)]
+    for _ in range(40 * count):
+        world.now += dice.choice([0.0, 0.001, 0.02])
+        held = world.scheduler.request_ids()
+        act = dice.random()
+        if not world.formed:
+            if act < 0.3:
+                world.form(pool_changed=world.epoch == 0 or dice.random() < 0.4)
+            elif act < 0.5 and coming:
+                world.add(coming.pop())
+            elif act < 0.6:
+                world.answer()
+        elif act < loses:
+            world.lose()
+        elif act < loses + stops and held:
+            request_id = dice.choice(held)
+            had = world.scheduler.stop(request_id, world.now)
+            assert had is not None and list(had.output_ids) == world.outputs.get(request_id, [])
+            stopped.add(request_id)
+            world.take()
+        elif act < 0.25 and coming:
+            world.add(coming.pop())
+        elif act < 0.45:
+            world.answer()
+        elif act < 0.75:
+            world.plan()
+        else:
+            world.execute()
+        if loses and dice.random() < 0.02:
+            world.kvstore.restart()
+    while coming:
+        world.add(coming.pop())
+    world.finish(rounds_max=3000)
+    assert sorted(world.ended) == sorted(set(world.requests) - stopped)
+    for ended in world.ended.values():
+        assert ended.reason in (Reason.STOP, Reason.LENGTH), ended.error
+        assert list(ended.output_ids) == world.outputs[ended.request_id]
+    world.check_answers()

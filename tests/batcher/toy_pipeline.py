@@ -1,0 +1,420 @@
+"""A pipeline and a kvstore small enough to be obviously right, driven by a seeded dice.
+
+The workers' memory holds token ids instead of keys and values; the next token is a function of the prefix
+as read back through the block table, so that a wrong table, block or order gives a wrong answer.
+"""
+
+import hashlib
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from batcher.block_hash import namespace
+from batcher.events import (
+    Admitted,
+    AttachPool,
+    BlockEffect,
+    BlocksExchanged,
+    BlocksMatched,
+    Ended,
+    ExchangeBlocks,
+    MatchBlocks,
+    PoolAttached,
+    StepPlan,
+    StepReturned,
+    TokensMade,
+)
+from batcher.scheduler import Scheduler, SchedulerConfig
+from batcher.stops import End, Stops
+from chassis.ids import BlockHash, BlockId, Epoch, GatewayId, RequestId
+from chassis.messages.request import Limits, Reason, Request
+
+VOCAB = 40
+EOS = 39
+TOKEN_BYTES = tuple(bytes([97 + i % 26]) * (1 + i % 2) for i in range(EOS)) + (b"",)
+STOPS = Stops(TOKEN_BYTES, (EOS,))
+
+
+def next_token(prefix: list[int]) -> int:
+    digest = hashlib.blake2b(struct.pack(f"<{len(prefix)}I", *prefix), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % VOCAB
+
+
+def make_request(
+    name: str,
+    prompt_ids: list[int],
+    limits: Limits,
+    priority: int = 5,
+    tenant: str = "t",
+) -> Request:
+    return Request(
+        id=RequestId(name),
+        tenant=tenant,
+        gateway=GatewayId("g"),
+        model="toy",
+        prompt_ids=tuple(prompt_ids),
+        seed=1,
+        sampling=None,  # type: ignore[arg-type]  # the scheduler does not look
+        limits=limits,
+        priority=priority,
+    )
+
+
+def oracle(request: Request, context_len_max: int) -> tuple[End, tuple[int, ...]]:
+    """The one right answer."""
+    ids = list(request.prompt_ids)
+    watch = STOPS.watch(request.limits, len(ids), context_len_max)
+    while True:
+        ids.append(next_token(ids))
+        end = watch.push(ids[-1])
+        if end is not None:
+            return end, tuple(ids[len(request.prompt_ids) :])
+
+
+class ToyWorkers:
+    """One memory for all stages; steps are executed whole and in order."""
+
+    def __init__(self, block_size_tokens: int, num_blocks: int) -> None:
+        self.block_size_tokens = block_size_tokens
+        self.memory: dict[int, list[int]] = {b: [-1] * block_size_tokens for b in range(num_blocks)}
+        self.tables: dict[int, list[int]] = {}
+        self.number = 0
+
+    def form(self) -> None:
+        self.tables = {}
+        self.number = 0
+
+    def execute(self, plan: StepPlan) -> tuple[int, ...]:
+        assert plan.number == self.number + 1, "a gap or a repeat"
+        self.number = plan.number
+        for slot in plan.freed_slots:
+            self.tables.pop(slot, None)
+        written: set[tuple[int, int]] = set()
+        size = self.block_size_tokens
+        for row in plan.rows:
+            if row.fresh:
+                self.tables[row.slot] = list(row.new_blocks)
+            else:
+                self.tables[row.slot].extend(row.new_blocks)
+            table = self.tables[row.slot]
+            for position, token_id in enumerate(row.token_ids, row.start):
+                place = (table[position // size], position % size)
+                assert place not in written, "two rows write one place in one step"
+                written.add(place)
+                self.memory[place[0]][place[1]] = token_id
+        return tuple(
+            next_token(self.read(row.slot, row.start + len(row.token_ids)))
+            for row in plan.rows
+            if row.samples
+        )
+
+    def read(self, slot: int, length: int) -> list[int]:
+        size, table = self.block_size_tokens, self.tables[slot]
+        return [self.memory[table[i // size]][i % size] for i in range(length)]
+
+
+class ToyKvStore:
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.attachment = -1
+        self.refs: dict[int, int] = {}
+        self.free: deque[int] = deque(range(num_blocks))
+        self.hashes: dict[int, bytes] = {}  # of blocks, held or cached
+        self.index: dict[bytes, int] = {}
+        self.cached: dict[int, None] = {}  # oldest first
+
+    def restart(self) -> None:
+        self.__init__(self.num_blocks)  # type: ignore[misc]
+
+    def attach(self, effect: AttachPool) -> tuple[int, int] | None:
+        if effect.call <= self.attachment:
+            return None
+        self.attachment = effect.call
+        committed = dict(effect.committed)
+        self.refs = {}
+        for block in effect.held:
+            self.refs[block] = self.refs.get(block, 0) + 1
+        for block in range(self.num_blocks):
+            if block in self.refs:
+                self._forget(block)
+                if block in committed:
+                    self._name(block, committed[BlockId(block)])
+                self.cached.pop(block, None)
+            elif block in self.hashes:
+                self.cached[block] = None
+        self.free = deque(b for b in range(self.num_blocks) if b not in self.refs and b not in self.cached)
+        return len(self.free), len(self.cached)
+
+    def _name(self, block: int, block_hash: bytes) -> None:
+        if block_hash not in self.index:
+            self.index[block_hash] = block
+            self.hashes[block] = block_hash
+
+    def _forget(self, block: int) -> None:
+        block_hash = self.hashes.pop(block, None)
+        if block_hash is not None:
+            del self.index[block_hash]
+
+    def match(self, effect: MatchBlocks, attachment: int) -> tuple[tuple[BlockId, ...], ...] | None:
+        if attachment != self.attachment:
+            return None
+        answer = []
+        for chain in effect.chains:
+            hit = []
+            for block_hash in chain:
+                block = self.index.get(block_hash)
+                if block is None:
+                    break
+                self.cached.pop(block, None)
+                self.refs[block] = self.refs.get(block, 0) + 1
+                hit.append(BlockId(block))
+            answer.append(tuple(hit))
+        return tuple(answer)
+
+    def exchange(self, effect: ExchangeBlocks, attachment: int) -> tuple[BlockId, ...] | None:
+        if attachment != self.attachment:
+            return None
+        for block, block_hash, _ in effect.commits:
+            assert self.refs[block] == 1, "commits what it does not lease"
+            self._name(block, block_hash)
+        for block in effect.releases:
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                del self.refs[block]
+                if block in self.hashes:
+                    self.cached[block] = None
+                else:
+                    self.free.append(block)
+        leased = []
+        while len(leased) < effect.lease and (self.free or self.cached):
+            if self.free:
+                block = self.free.popleft()
+            else:
+                block = next(reversed(self.cached))
+                del self.cached[block]
+                self._forget(block)
+            self.refs[block] = 1
+            leased.append(BlockId(block))
+        return tuple(leased)
+
+    def check(self) -> None:
+        held = [*self.refs, *self.free, *self.cached]
+        assert sorted(held) == list(range(self.num_blocks)), "blocks leaked in the toy kvstore"
+
+
+@dataclass
+class World:
+    """Runs a scheduler against the toys. Every choice of the world is the dice's."""
+
+    dice: Random
+    config: SchedulerConfig
+    num_blocks: int
+    num_stages: int = 1
+    trouble: float = 0.0  # how often a call to kvstore fails
+    now: float = 0.0
+    epoch: int = 0
+    attachment: int = -1
+    formed: bool = False
+    requests: dict[RequestId, Request] = field(default_factory=dict)
+    outputs: dict[RequestId, list[int]] = field(default_factory=dict)
+    ended: dict[RequestId, Ended] = field(default_factory=dict)
+    admitted: list[RequestId] = field(default_factory=list)
+    added_at: dict[RequestId, float] = field(default_factory=dict)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.config, STOPS)
+        self.workers = ToyWorkers(self.config.block_size_tokens, self.num_blocks)
+        self.kvstore = ToyKvStore(self.num_blocks)
+        self.ring: deque[StepPlan] = deque()  # sent, not executed
+        self.results: deque[StepReturned] = deque()
+        self.calls: deque[tuple[BlockEffect, int]] = deque()
+        self.sampling: set[RequestId] = set()
+
+    # ---- what the core would do
+
+    def take(self) -> None:
+        taken = self.scheduler.take()
+        for note in taken.notes:
+            match note:
+                case Admitted():
+                    self.admitted.append(note.request_id)
+                case TokensMade():
+                    self.outputs.setdefault(note.request_id, []).extend(note.ids)
+                case Ended():
+                    assert note.request_id not in self.ended
+                    self.ended[note.request_id] = note
+        for effect in taken.effects:
+            self.calls.append((effect, self.attachment))
+        self.scheduler.check()
+
+    def add(self, request: Request, deadline: float | None = None) -> None:
+        self.requests[request.id] = request
+        self.added_at[request.id] = self.now
+        self.scheduler.add_waiting(request, self.now, 0.5, deadline)
+        self.take()
+
+    def plan(self) -> bool:
+        self.scheduler.tick(self.now)
+        plan = self.scheduler.plan(self.now)
+        self.take()
+        if plan is None:
+            return False
+        self._check_plan(plan)
+        self.ring.append(plan)
+        return True
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        config = self.config
+        self.steps += bool(plan.rows)
+        assert plan.epoch == self.epoch
+        assert sum(len(row.token_ids) for row in plan.rows) <= config.step_tokens_max
+        assert len(plan.rows) <= config.sequences_max
+        assert len({row.slot for row in plan.rows}) == len(plan.rows)
+        for row in plan.rows:
+            assert row.request_id not in self.sampling, "a step behind a sampling one of the same sequence"
+            if row.samples:
+                self.sampling.add(row.request_id)
+            request = self.requests[row.request_id]
+            sequence_ids = [*request.prompt_ids, *self.outputs.get(row.request_id, [])]
+            end = row.start + len(row.token_ids)
+            assert list(row.token_ids) == sequence_ids[row.start : end]
+            assert row.samples == (end == len(sequence_ids))
+            assert row.output_index == len(sequence_ids) - len(request.prompt_ids)
+
+    # ---- what the world does
+
+    def form(self, pool_changed: bool) -> None:
+        self.epoch += 1
+        self.formed = True
+        self.ring.clear()
+        self.results.clear()
+        self.calls.clear()
+        self.sampling.clear()
+        self.workers.form()
+        if pool_changed:
+            self.workers = ToyWorkers(self.config.block_size_tokens, self.num_blocks)
+            attachment, self.kvstore = self.kvstore.attachment, ToyKvStore(self.num_blocks)
+            self.kvstore.attachment = attachment
+        self.scheduler.form(Epoch(self.epoch), self.num_blocks, self.num_stages, pool_changed, self.now)
+        self.take()
+
+    def lose(self) -> None:
+        """The pipeline goes; some of its steps were executed and nobody hears of it."""
+        for _ in range(self.dice.randint(0, len(self.ring))):
+            self.workers.execute(self.ring.popleft())
+        held = self.scheduler.unform(self.now)
+        assert set(held) <= set(self.scheduler.request_ids())
+        self.formed = False
+        self.ring.clear()
+        self.sampling.clear()
+        self.take()
+
+    def execute(self) -> None:
+        if not self.ring:
+            return
+        plan = self.ring.popleft()
+        tokens = self.workers.execute(plan)
+        for row in plan.rows:
+            self._check_memory(row.request_id, row.slot, row.start + len(row.token_ids))
+        self.results.append(StepReturned(self.now, plan.epoch, plan.number, tokens))
+        self._sampled = [row.request_id for row in plan.rows if row.samples]
+        self._return()
+
+    def _check_memory(self, request_id: RequestId, slot: int, length: int) -> None:
+        if request_id in self.scheduler.request_ids():
+            ids = [*self.requests[request_id].prompt_ids, *self.outputs.get(request_id, [])]
+            assert self.workers.read(slot, length) == ids[:length], "the memory holds another prefix"
+
+    def _return(self) -> None:
+        for request_id in self._sampled:
+            self.sampling.discard(request_id)
+        assert self.scheduler.returned(self.results.popleft())
+        self.take()
+
+    def answer(self) -> None:
+        """One call to kvstore ends, one way or another."""
+        if not self.calls:
+            return
+        effect, attachment = self.calls.popleft()
+        fails = self.dice.random() < self.trouble
+        happens = not fails or self.dice.random() < 0.5
+        store = self.kvstore
+        match effect:
+            case AttachPool():
+                room = store.attach(effect) if happens else None
+                failed = fails or room is None
+                if not failed:
+                    self.attachment = effect.call
+                self.scheduler.handle_blocks(PoolAttached(self.now, effect.call, *(room or (0, 0)), failed))
+            case MatchBlocks():
+                blocks = store.match(effect, attachment) if happens else None
+                failed = fails or blocks is None
+                self.scheduler.handle_blocks(
+                    BlocksMatched(self.now, effect.call, () if failed else blocks or (), failed)
+                )
+            case ExchangeBlocks():
+                leased = store.exchange(effect, attachment) if happens else None
+                failed = fails or leased is None
+                self.scheduler.handle_blocks(
+                    BlocksExchanged(
+                        self.now,
+                        effect.call,
+                        () if failed else leased or (),
+                        len(store.free),
+                        len(store.cached),
+                        failed,
+                    )
+                )
+        self.take()
+
+    def finish(self, rounds_max: int) -> None:
+        """No more trouble: all that it holds must end within the rounds."""
+        self.trouble = 0.0
+        if not self.formed:
+            self.form(pool_changed=False)
+        for _ in range(rounds_max):
+            if not self.scheduler.request_ids():
+                break
+            self.now += 0.05
+            while self.plan():
+                pass
+            self.answer()
+            self.answer()
+            self.execute()
+        assert not self.scheduler.request_ids(), "a request does not end"
+        for _ in range(50):
+            self.now += 0.05
+            self.plan()
+            self.answer()
+            self.execute()
+        held = self.scheduler.tables()
+        assert not list(held)
+        self.kvstore.check()
+
+    def check_answers(self) -> None:
+        for request_id, ended in self.ended.items():
+            if ended.reason in (Reason.STOP, Reason.LENGTH):
+                capacity = self.num_blocks * self.config.block_size_tokens
+                room = min(self.config.context_len_max, capacity)
+                end, output = oracle(self.requests[request_id], room)
+                assert ended.output_ids == output
+                assert (ended.reason, ended.byte_cut) == (end.reason, end.byte_cut)
+
+
+def make_config(**changes: object) -> SchedulerConfig:
+    values: dict[str, object] = {
+        "context_len_max": 4096,
+        "namespace": namespace("toy", "float32", "plain"),
+        "block_size_tokens": 4,
+        "step_tokens_max": 32,
+        "sequences_max": 8,
+        "lease_low_blocks": 2,
+        "lease_high_blocks": 8,
+    }
+    return SchedulerConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def block_hash_of(data: bytes) -> BlockHash:
+    return BlockHash(hashlib.sha256(data).digest())
