@@ -158,7 +158,7 @@ def histories(draw: st.DrawFn) -> list[tuple[list[dict[str, Any]], list[int]]]:
 
 
 @given(histories())
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=80)
 def test_tables_follow_a_plain_model(history: list[tuple[list[dict[str, Any]], list[int]]]) -> None:
     tables = SlotTables(LIMITS)
     plain: dict[int, tuple[list[int], int]] = {}

@@ -313,7 +313,7 @@ acts = st.one_of(
 
 
 @given(st.lists(acts, max_size=60), st.booleans())
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=150)
 def test_any_order_of_events(script: list[tuple[str, object]], eager: bool) -> None:
     """Every Form is answered once, every link is kept or closed once, steps never skip or repeat."""
     w = Worker()

@@ -1,0 +1,164 @@
+"""The step path alone: it computes while it sends, never hands out a buffer twice, drops ended epochs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from chassis.errors import LinkClosed
+from chassis.ids import Epoch
+from chassis.messages import pipeline as p
+from chassis.messages.request import Sampling
+from chassis.ports import Ports
+from chassis.trace import SpanRing
+from chassis.transport.interface import Frame
+from shard_worker.compute import InlineCompute
+from shard_worker.executor import Loaded, ModelFacts, StageSpec, StepInputs, StepOutput
+from shard_worker.inputs import SlotTables, TableLimits
+from shard_worker.runner import Job, Place, StepRunner
+from tests.sim.loop import run as run_virtual
+
+
+class Arrived:
+    def __init__(self, header: bytes) -> None:
+        self.header = header
+        self.payload = memoryview(b"")
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class SlowLink:
+    """Looks at the payload only at the end of a send, as a network card does."""
+
+    hello = b""
+    kind = "slow"
+
+    def __init__(self, send_s: float) -> None:
+        self.send_s = send_s
+        self.sent: list[tuple[bytes, bytes]] = []
+        self.closed = False
+
+    async def send(self, header: bytes, payload: bytes | memoryview = b"") -> None:
+        if self.closed:
+            raise LinkClosed("closed")
+        await asyncio.sleep(self.send_s)
+        self.sent.append((header, bytes(payload)))
+
+    async def receive(self) -> Frame:
+        raise LinkClosed("nothing")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Counting:
+    """An executor that reuses one output buffer, as real ones do."""
+
+    facts = ModelFacts("m", "d", 1, 0.0, 1, 64, b"")
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self._output = bytearray(4)
+
+    def load(self, spec: StageSpec) -> Loaded:
+        return Loaded(1, False)
+
+    def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
+        self.runs += 1
+        self._output[:] = bytes([self.runs]) * 4
+        return StepOutput(memoryview(self._output), np.empty(0, np.uint32))
+
+
+class Rig:
+    def __init__(self, send_s: float, compute_s: float) -> None:
+        self.link = SlowLink(send_s)
+        self.executor = Counting()
+        self.failures: list[tuple[int, str]] = []
+        tracer = SpanRing(first_span_id=1)
+        unused: list[object] = [None]
+        ports = Ports(unused[0], unused[0], unused[0], tracer, str, int, int)  # type: ignore[arg-type]
+        self.runner = StepRunner(
+            self.executor,
+            InlineCompute(lambda: compute_s),
+            ports,
+            lambda epoch, cause: self.failures.append((epoch, cause)),
+        )
+        self.place = Place(Epoch(1), 0, False, self.link)
+        self.runner.stand(self.place)
+        self.tables = SlotTables(TableLimits(4, 4, 8, 32, 8))
+        self.frames: list[Arrived] = []
+
+    def put(self, number: int) -> None:
+        fresh = [p.SlotStart(Sampling(), 0)] if number == 1 else []
+        header = p.build_step(
+            1, number, slots=[0], num_tokens=[1], starts=[0], flags=[2 if fresh else 0], output_index=[0],
+            token_ids=[number], table_lens=[len(fresh)], table=[0] * len(fresh), fresh=fresh,
+        )  # fmt: skip
+        frame, step = Arrived(header), p.parse_step(header)
+        self.frames.append(frame)
+        now = asyncio.get_running_loop().time()
+        self.runner.put(Job(self.place, step, self.tables.apply(step), frame, 0, now))
+
+
+def run(rig: Rig, body: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(rig.runner.compute_steps()),
+                group.create_task(rig.runner.send_outputs()),
+            ]
+            await body()
+            for task in tasks:
+                task.cancel()
+
+    run_virtual(main())
+
+
+def test_computing_and_sending_overlap() -> None:
+    rig = Rig(send_s=0.01, compute_s=0.01)
+
+    async def body() -> None:
+        for number in range(1, 11):
+            rig.put(number)
+        await asyncio.sleep(0.115)  # ten of each, and one turn to begin with
+
+    run(rig, body)
+    assert [payload for _, payload in rig.link.sent] == [bytes([i]) * 4 for i in range(1, 11)]
+    assert [p.parse_step(header).number for header, _ in rig.link.sent] == list(range(1, 11))
+    timings = [p.parse_step(header).timings[0] for header, _ in rig.link.sent]
+    assert [t.send_ns for t in timings] == [0, *[10_000_000] * 9]
+    assert all(t.compute_ns == 10_000_000 for t in timings)
+    assert [t.wait_ns for t in timings] == [i * 10_000_000 for i in range(10)]
+    assert all(f.released == 1 for f in rig.frames)
+
+
+def test_a_slow_peer_holds_back_and_spoils_nothing() -> None:
+    rig = Rig(send_s=0.1, compute_s=0.001)
+
+    async def body() -> None:
+        for number in range(1, 9):
+            rig.put(number)
+        await asyncio.sleep(0.05)
+        assert rig.executor.runs == 3  # one sending, one queued, one waiting to be
+        await asyncio.sleep(1)
+
+    run(rig, body)
+    assert [payload for _, payload in rig.link.sent] == [bytes([i]) * 4 for i in range(1, 9)]
+
+
+def test_an_ended_epoch_is_dropped_wherever_it_is() -> None:
+    rig = Rig(send_s=0.1, compute_s=0.01)
+
+    async def body() -> None:
+        for number in range(1, 7):
+            rig.put(number)
+        await asyncio.sleep(0.045)
+        rig.link.close()
+        rig.runner.stop()
+        await asyncio.sleep(1)
+
+    run(rig, body)
+    assert len(rig.link.sent) == 1 and rig.runner.dropped == 5
+    assert all(f.released == 1 for f in rig.frames) and rig.failures == []
