@@ -61,7 +61,7 @@ class MemoryBroker:
         self.links: dict[str, Link] = {}
         self.lost = 0  # messages that a handle sent while too many were waiting
         self._wall_ns = wall_ns
-        self._subscriptions: list[CoreSubscription] = []
+        self._subscriptions: dict[CoreSubscription, None] = {}
         self._watches: list[Watch] = []
         self.deliveries = Deliveries(self.habits, self.agenda, self.streams, self.answer)
         self.ensure_streams(layout)
@@ -69,8 +69,7 @@ class MemoryBroker:
     # handles
 
     def connect(self, name: str, on_lost: Act, on_connected: Act) -> Link:
-        old = self.links.get(name)
-        assert old is None or not old.open, f"two handles named {name}"
+        assert name not in self.links, f"two handles named {name}"
         link = self.links[name] = Link(name, on_lost, on_connected, connected=self.up)
         return link
 
@@ -78,7 +77,8 @@ class MemoryBroker:
         """The handle is gone: nothing more goes to it; what it sent is still under way."""
         link.open = link.connected = False
         link.held.clear()
-        self._subscriptions = [s for s in self._subscriptions if s.link is not link]
+        del self.links[link.name]
+        self._subscriptions = {s: None for s in self._subscriptions if s.link is not link}
         self._watches = [w for w in self._watches if w.link is not link]
         self.deliveries.forget(link)
 
@@ -131,8 +131,8 @@ class MemoryBroker:
 
     def cut(self, name: str) -> None:
         """Parts a handle from the broker, both ways; it learns of it only later."""
-        link = self.links[name]
-        if link.cut:
+        link = self.links.get(name)
+        if link is None or link.cut:
             return
         link.cut = True
         link.cut_serial += 1
@@ -145,8 +145,8 @@ class MemoryBroker:
         self.agenda.after(self.habits.cut_notice_s(name), notice)
 
     def heal(self, name: str) -> None:
-        link = self.links[name]
-        if not link.cut:
+        link = self.links.get(name)
+        if link is None or not link.cut:
             return
         link.cut = False
         held, link.held = link.held, []
@@ -180,11 +180,10 @@ class MemoryBroker:
     # core messages
 
     def subscribe(self, subscription: CoreSubscription) -> None:
-        self._subscriptions.append(subscription)
+        self._subscriptions[subscription] = None
 
     def unsubscribe(self, subscription: CoreSubscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
+        self._subscriptions.pop(subscription, None)
 
     def has_listener(self, subject: str) -> bool:
         return any(s.link.connected and matches(s.subject, subject) for s in self._subscriptions)

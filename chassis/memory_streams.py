@@ -243,10 +243,10 @@ class MemoryConsumer:
         return True
 
     def take_back_all(self, *, forget_counts: bool) -> None:
-        for seq, held in sorted(self._held.items()):
+        for seq in sorted(self.held()):
             self._again[seq] = None
             if forget_counts:
-                held.count -= 1
+                self._held[seq].count -= 1
 
     def held(self) -> list[int]:
         return [seq for seq in self._held if seq not in self._again]
