@@ -6,7 +6,9 @@ the oracle: a match must never return a block that holds anything else.
 """
 
 import hashlib
+import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -21,7 +23,7 @@ from kvstore.ledger import Ledger
 from kvstore.prefix import NO_PARENT
 
 NUM_BLOCKS = 10
-PROMPT = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
+PROMPT = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
 
 
 def chain_of(prompt: tuple[int, ...]) -> list[BlockHash]:
@@ -104,14 +106,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def exchange(self, call: Exchange) -> Exchanged:
         self.clock += 1
-        expected = min(call.lease_count, self.free_after(call))
+        expected = min(call.lease_count, NUM_BLOCKS - len(self.held()))
         done = self.ledger.exchange(call)
         assert len(done.leased) == expected, "less leased than there was"
         assert len(set(done.leased)) == len(done.leased)
         return done
-
-    def free_after(self, call: Exchange) -> int:
-        return NUM_BLOCKS - len(self.held() - Counter(call.releases))
 
     def take(self, done: Exchanged, evictable: int) -> None:
         """Books a lease: what was not free was evicted."""
@@ -138,6 +137,16 @@ class LedgerMachine(RuleBasedStateMachine):
             for content in chain[:length]:
                 self.model.reference(content)
             self.sequences.append(Sequence(chain, list(blocks), length, length))
+
+    @rule(prompts=st.lists(PROMPT, min_size=1, max_size=3))
+    def serve(self, prompts: list[tuple[int, ...]]) -> None:
+        """The usual life of a prompt, up to its end."""
+        before = len(self.sequences)
+        self.start(prompts)
+        for which in range(before, len(self.sequences)):
+            self.lease(len(self.sequences[which].chain) - self.sequences[which].filled)
+            self.write(which, 5)
+            self.commit(which)
 
     @rule(which=st.integers(0, 9), count=st.integers(1, 5))
     def write(self, which: int, count: int) -> None:
@@ -174,7 +183,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(which=st.lists(st.integers(0, 9), min_size=1, max_size=3), lease=st.integers(0, 3))
     def finish(self, which: list[int], lease: int) -> None:
-        """Several sequences end in one exchange, which commits what they filled and leases more."""
+        """Several sequences end in one exchange, which commits what they filled and leases more.
+
+        They are out of the inventory before the exchange is made.
+        """
         ending = [self.sequences.pop(i % len(self.sequences)) for i in which[: len(self.sequences)]]
         releases = tuple(b for s in ending for b in s.table)
         call = Exchange(
@@ -191,11 +203,23 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # ---- what the world does
 
-    @rule()
+    @rule(kind=st.integers(0, 4), count=st.integers(0, 4), prompt=PROMPT)
+    def suffer(self, kind: int, count: int, prompt: tuple[int, ...]) -> None:
+        match kind:
+            case 0:
+                self.attach_anew()
+            case 1:
+                self.lose_a_reply(count)
+            case 2:
+                self.lose_a_match(prompt)
+            case 3:
+                self.batcher_dies()
+            case _:
+                self.kvstore_dies()
+
     def attach_anew(self) -> None:
         self.attach()
 
-    @rule(count=st.integers(0, 4))
     def lose_a_reply(self, count: int) -> None:
         """The exchange happens, its caller never hears of it."""
         free = self.free()
@@ -203,7 +227,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.evict(max(0, len(done.leased) - free))
         self.attach()
 
-    @rule(prompt=PROMPT)
     def lose_a_match(self, prompt: tuple[int, ...]) -> None:
         """What only the lost match referenced is as if it was used just now."""
         chain = chain_of(prompt)
@@ -229,7 +252,6 @@ class LedgerMachine(RuleBasedStateMachine):
     def committed_contents(self) -> Counter[BlockHash]:
         return Counter(h for s in self.sequences for h in s.chain[: s.committed])
 
-    @rule()
     def batcher_dies(self) -> None:
         """Its successor holds nothing and knows nothing; what was committed stays."""
         known = self.model.known()
@@ -241,7 +263,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.used.update(dict.fromkeys(known - self.model.used.keys(), (self.clock + 1, 0)))
         self.model = self.relearn()
 
-    @rule()
     def kvstore_dies(self) -> None:
         self.ledger = Ledger()
         self.ghosts.clear()
@@ -290,6 +311,40 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 LedgerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=40, stateful_step_count=25, deadline=None, derandomize=True
 )
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_lives(seed: int) -> None:
+    """The same machine, driven for long: deep states, where faults are rarer than work."""
+    chance = random.Random(seed)
+    machine = LedgerMachine()
+
+    def prompts() -> list[tuple[int, ...]]:
+        return [
+            tuple(chance.randrange(3) for _ in range(chance.randint(1, 5)))
+            for _ in range(chance.randint(1, 3))
+        ]
+
+    acts: list[tuple[int, Callable[[], object]]] = [
+        (8, lambda: machine.serve(prompts())),
+        (4, lambda: machine.start(prompts())),
+        (6, lambda: machine.lease(chance.randint(0, 4))),
+        (6, lambda: machine.write(chance.randrange(10), chance.randint(1, 5))),
+        (4, lambda: machine.commit(chance.randrange(10))),
+        (20, lambda: machine.finish([chance.randrange(10) for _ in range(chance.randint(1, 3))], 0)),
+        (4, lambda: machine.finish([chance.randrange(10)], chance.randint(0, 3))),
+        (1, lambda: machine.suffer(chance.randrange(5), chance.randint(0, 4), prompts()[0])),
+        (1, lambda: machine.a_ghost_speaks(chance.randrange(10), [chance.randrange(NUM_BLOCKS)])),
+        (1, lambda: machine.a_bad_release_is_refused(chance.randrange(NUM_BLOCKS + 1), chance.randint(1, 2))),
+    ]
+    for _ in range(600):
+        if len(machine.sequences) > 6 or not machine.ghosts:
+            machine.finish([0, 0, 0], 0)
+            machine.attach_anew()
+        chance.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
+        machine.the_ledger_agrees()
+        machine.what_is_found_is_whole()
+    assert machine.ledger.stats().evictions or machine.clock > 300
