@@ -73,6 +73,7 @@ class OwnerAnswered:
     request_id: RequestId
     call: int  # of the AskOwner effect
     mine: bool
+    answered: bool = False  # it lives and said no: its letting go is no death
 
 
 @dataclass(frozen=True, slots=True)

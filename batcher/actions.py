@@ -1,0 +1,170 @@
+"""Pure. What a tenure can do: the action column of table 2.1 of the ownership protocol, without its guards.
+
+Each action changes the holding and says what it wants done; none looks at an event.
+"""
+
+from dataclasses import dataclass, field
+
+from batcher import events as e
+from batcher.holding import Holding, State
+from chassis.ids import Attempt, BootId
+from chassis.messages.request import Claim, Finish, Reason, Record, Terminal
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipConfig:
+    held_len_max: int = 2048  # waiting and running requests together
+    progress_period_s: float = 0.25
+    progress_len_max: int = 256  # tokens of one Progress
+    ack_wait_s: float = 1.0  # the broker's: who sleeps longer may have lost what it held
+    owner_wait_s: float = 0.2
+    takeover_wait_s: float = 0.2  # answers are collected for so long
+    takeover_rounds: int = 2
+    count_min_s: float = 10.0  # without a gateway, unless one said that its client left
+    count_ask_period_s: float = 2.0
+    retry_min_s: float = 0.1
+    retry_max_s: float = 1.0
+    nak_delay_s: float = 0.25
+    deaths_alone: int = 2
+    deaths_failed: int = 3
+
+
+@dataclass(slots=True)
+class Turn:
+    """What the handling of one event shares: whose it is, when, and what it wants done."""
+
+    boot: BootId
+    config: OwnershipConfig
+    now: float = 0.0
+    calls: int = 0
+    out: list[e.OwnershipEffect] = field(default_factory=list)
+
+    def drop(self, what: str) -> None:
+        """An event without a row."""
+        self.out.append(e.Count(f"ownership.dropped.{what}"))
+
+    def call(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+@dataclass(slots=True)
+class Actions(Holding):
+    turn: Turn = field(kw_only=True)
+
+    # ---- the scheduler ------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        self.expected_seq, self.seen_attempt = 0, Attempt(0)
+        if self.is_late(self.turn.now):
+            self.why = Reason.DEADLINE
+        if self.why is not None:
+            self._write_terminal()
+            return
+        self.live = True
+        age_s = self.age_s + self.turn.now - self.delivered_at
+        self.turn.out.append(e.Enqueue(self.request, age_s, self.deadline))
+        self._enter(State.WAITING)
+
+    def _stop(self) -> None:
+        if self.live:
+            self.live = False
+            self.turn.out.append(e.Stop(self.id))
+
+    def _run(self) -> None:
+        self.live = True
+        if self.admitted_at is None:
+            self.admitted_at, self.taken_over = self.turn.now, True
+        alone = self.deaths >= self.turn.config.deaths_alone
+        self.turn.out.append(e.Run(self.request, tuple(self.ids), self.deadline, alone))
+
+    def _send_parts(self) -> None:
+        for gateway, part in self.audience.rest(self.id, self.attempt, self.ids, self.digest):
+            self.turn.out.append(e.SendParts(gateway, (part,)))
+
+    # ---- the log ------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        attempt = Attempt(max(self.seen_attempt + 1, self.wanted))
+        deaths = self.worker_deaths, self.batcher_deaths
+        self._write(State.CLAIMING, Claim(attempt, self.turn.boot, self.request.body_digest, *deaths))
+
+    def _write_terminal(self) -> None:
+        self._stop()
+        self._write(State.WRITING, self.terminal(self.turn.boot, self.turn.now))
+
+    def _write(self, state: State, record: Record) -> None:
+        self.writing = record
+        self._enter(state, self.turn.call())
+        self.turn.out.append(e.Append(self.id, self.call, record, self.expected_seq))
+
+    def _read(self, state: State) -> None:
+        self._enter(state, self.turn.call())
+        self.turn.out.append(e.ReadLast(self.id, self.call))
+
+    def _read_after(self, state: State, failures: int) -> None:
+        if failures == 0:
+            self._read(state)
+            return
+        config = self.turn.config
+        wait_s = min(config.retry_min_s * 2 ** min(failures - 1, 10), config.retry_max_s)
+        self._enter(state, timer_at=self.turn.now + wait_s)
+
+    # ---- the gateways -------------------------------------------------------------------------------
+
+    def _takeover(self) -> None:
+        self.takeover_round = 0
+        self.audience.answers.clear()
+        self._ask_takeover()
+
+    def _ask_takeover(self) -> None:
+        self.takeover_round += 1
+        self._enter(State.TAKEOVER, timer_at=self.turn.now + self.turn.config.takeover_wait_s)
+        self.turn.out.append(e.AskTakeover(self.id, self.attempt))
+
+    def _count(self, least_s: float, ask_after_s: float) -> None:
+        self.audience.count(self._window_ends(least_s), self.turn.now + ask_after_s)
+
+    def _window_ends(self, least_s: float) -> float:
+        return self.turn.now + max(least_s, self.request.resume_window_ms / 1000)
+
+    # ---- the end ------------------------------------------------------------------------------------
+
+    def _condemn(self) -> None:
+        self.why, self.poison = Reason.FAILED, True
+        self.error = f"ended after {self.worker_deaths} worker and {self.batcher_deaths} batcher deaths"
+
+    def _finish(self, record: Terminal) -> None:
+        """The terminal record is stored: tell the streams, acknowledge, forget."""
+        if self.poison:
+            deaths = self.worker_deaths, self.batcher_deaths
+            self.turn.out.append(e.DeadLetter(self.request, record, *deaths))
+        if tuple(self.ids) != record.output_ids:
+            self._stop()
+            self.force(record.output_ids)
+        finish = Finish(
+            request_id=self.id,
+            attempt=record.attempt,
+            length=len(record.output_ids),
+            digest=self.digest,
+            reason=record.reason,
+            byte_cut=record.byte_cut,
+            usage=record.usage,
+            timings=record.timings,
+            error=record.error,
+        )
+        rest = dict(self.audience.rest(self.id, record.attempt, self.ids, self.digest))
+        for gateway in self.audience.next_index:
+            parts = (rest[gateway],) if gateway in rest else ()
+            self.turn.out.append(e.SendParts(gateway, parts, (finish,)))
+        self.leave("done", ack=True)
+
+    def leave(self, why: str, ack: bool = False) -> None:
+        self._stop()
+        if ack:
+            self.turn.out.append(e.Ack(self.token))
+        self.turn.out.append(e.Closed(self.id, why))
+        self._enter(State.NONE)
+
+    def _enter(self, state: State, call: int = 0, timer_at: float | None = None) -> None:
+        self.state, self.call, self.timer_at = state, call, timer_at

@@ -1,0 +1,55 @@
+"""Pure. The gateways that follow one request: where each stands, and for how long there may be none.
+
+A gateway is sent everything from the index after what it is known to hold. Only the owner counts the
+time without a gateway; a count that runs is never lengthened, only stopped. While it runs the gateways are
+asked again and again, because one that is content with its parts has no reason to speak.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chassis.ids import Attempt, GatewayId, RequestId
+from chassis.messages.request import Part
+
+GATEWAYS_MAX = 8  # of one request; beyond, the one that joined first is forgotten and must attach again
+
+
+@dataclass(slots=True)
+class Audience:
+    next_index: dict[GatewayId, int] = field(default_factory=dict)  # the first output index to send
+    count_ends: float | None = None  # the request is cancelled then
+    ask_at: float | None = None  # the next question while the count runs
+    answers: dict[GatewayId, tuple[int, ...]] = field(default_factory=dict)  # to the takeover question
+
+    def join(self, gateway: GatewayId, held_len: int) -> None:
+        self.next_index[gateway] = held_len
+        if len(self.next_index) > GATEWAYS_MAX:
+            del self.next_index[next(iter(self.next_index))]
+        self.count_ends = self.ask_at = None
+
+    def leave(self, gateway: GatewayId, ends: float, ask_at: float) -> None:
+        """Starts the count if it was the last."""
+        self.next_index.pop(gateway, None)
+        if not self.next_index:
+            self.count(ends, ask_at)
+
+    def count(self, ends: float, ask_at: float) -> None:
+        if self.count_ends is None:
+            self.ask_at = ask_at
+        self.count_ends = ends if self.count_ends is None else min(ends, self.count_ends)
+
+    def rewind(self, output_len: int) -> None:
+        """The output is another from here on."""
+        for gateway, index in self.next_index.items():
+            self.next_index[gateway] = min(index, output_len)
+
+    def rest(
+        self, request_id: RequestId, attempt: Attempt, ids: Sequence[int], digest: int
+    ) -> list[tuple[GatewayId, Part]]:
+        """What each gateway lacks of `ids`; from now on it counts as sent."""
+        parts = []
+        for gateway, index in self.next_index.items():
+            if index < len(ids):
+                parts.append((gateway, Part(request_id, attempt, index, tuple(ids[index:]), digest)))
+                self.next_index[gateway] = len(ids)
+        return parts

@@ -1,0 +1,242 @@
+"""Pure. Who owns a request: every request this batcher holds, by the tables of the ownership protocol.
+
+Only the last record of a request's log counts. While the pipeline is alive everything held is kept from
+redelivery; after a sleep longer than the broker's patience the records are read before anything else.
+What no row names is dropped and counted.
+"""
+
+from dataclasses import replace
+
+from batcher import events as e
+from batcher.actions import OwnershipConfig as OwnershipConfig
+from batcher.actions import Turn
+from batcher.alarms import Alarms
+from batcher.holding import State as State
+from batcher.tenure import Tenure
+from chassis.ids import Attempt, BootId, GatewayId, RequestId
+from chassis.messages.request import Attach, AttachKind, Terminal
+
+
+class Ownership:
+    """`handle` is the one entry; `next_timer` says when it wants the next Tick."""
+
+    tenure: type[Tenure] = Tenure
+
+    def __init__(self, boot: BootId, config: OwnershipConfig | None = None) -> None:
+        self._config = config or OwnershipConfig()
+        self._turn = Turn(boot, self._config)
+        self._held: dict[RequestId, Tenure] = {}
+        self._alarms = Alarms()
+        self._alive = True
+        self._draining = False
+        self._progress_at = 0.0
+
+    # ---- seen from outside -------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def holds(self, request_id: RequestId) -> bool:
+        return request_id in self._held
+
+    def state(self, request_id: RequestId) -> State:
+        held = self._held.get(request_id)
+        return State.NONE if held is None else held.state
+
+    def attempt(self, request_id: RequestId) -> Attempt | None:
+        """Of the claim held; None while there is none."""
+        held = self._held.get(request_id)
+        return held.attempt if held is not None and held.claimed else None
+
+    def counts(self) -> dict[State, int]:
+        """How many requests are in each state."""
+        counts = dict.fromkeys(State, 0)
+        for held in self._held.values():
+            counts[held.state] += 1
+        return counts
+
+    def gateways(self) -> tuple[GatewayId, ...]:
+        """Gateways that expect something of a request that is owned here."""
+        served: dict[GatewayId, None] = {}
+        for held in self._held.values():
+            if held.claimed:
+                served.update(dict.fromkeys(held.audience.next_index))
+        return tuple(served)
+
+    def next_timer(self) -> float | None:
+        if not self._held:
+            return None
+        alarm = self._alarms.next()
+        return self._progress_at if alarm is None else min(alarm, self._progress_at)
+
+    def check(self) -> None:
+        assert len(self._held) <= self._config.held_len_max
+        for request_id, held in self._held.items():
+            assert held.id == request_id
+            held.check()
+            assert self._alarms.at(request_id) == held.wake_at()
+
+    # ---- the one entry -----------------------------------------------------------------------------
+
+    def handle(self, event: e.OwnershipEvent) -> list[e.OwnershipEffect]:
+        out: list[e.OwnershipEffect] = []
+        self._turn.out = out
+        self._notice_pause(event)
+        match event:
+            case e.TokensMade():
+                held = self._held.get(event.request_id)
+                if held is None:
+                    self._turn.drop("tokens")
+                else:
+                    held.on_tokens(event)  # changes no state: the alarm stays
+            case e.Tick():
+                self._on_tick()
+            case e.Delivered():
+                self._on_delivered(event)
+            case e.WorkersDied():
+                for request_id in event.request_ids:
+                    held = self._held.get(request_id)
+                    if held is not None:
+                        held.on_worker_death()
+                        self._settle(held)
+            case e.PipelineChanged():
+                self._on_pipeline(event)
+            case e.Drain():
+                self._on_drain()
+            case e.Heard():
+                held = self._held.get(event.message.request_id)
+                self._on_one(event, held)
+            case _:
+                self._on_one(event, self._held.get(event.request_id))
+        return out
+
+    def amend(self, request_id: RequestId, record: Terminal) -> None:
+        """The record being written was completed with the scheduler's account of a stopped sequence."""
+        held = self._held.get(request_id)
+        if held is not None and isinstance(held.writing, Terminal):
+            held.writing = record
+            held.account = record.usage, record.timings
+
+    def _on_one(
+        self,
+        event: e.Admitted
+        | e.WriteDone
+        | e.ReadDone
+        | e.Ended
+        | e.OwnerAsked
+        | e.OwnerAnswered
+        | e.TakeoverAnswered
+        | e.Heard,
+        held: Tenure | None,
+    ) -> None:
+        if held is None:
+            self._on_stranger(event)
+            return
+        match event:
+            case e.Admitted():
+                held.on_admitted()
+            case e.WriteDone():
+                held.on_write_done(event)
+            case e.ReadDone():
+                held.on_read_done(event)
+            case e.Ended():
+                held.on_ended(event)
+            case e.OwnerAsked():
+                held.on_owner_asked(event, self._alive)
+            case e.OwnerAnswered():
+                held.on_owner_answered(event)
+            case e.TakeoverAnswered():
+                held.on_takeover_answered(event)
+            case e.Heard():
+                held.on_heard(event.message, event.reply)
+        self._settle(held)
+
+    def _on_stranger(self, event: e.OwnershipEvent) -> None:
+        """About a request that is not held. Who waits for an answer gets one."""
+        match event:
+            case e.OwnerAsked():
+                self._turn.out.append(e.AnswerOwner(event.reply, False))
+            case e.Heard(message=Attach(), reply=int() as reply):
+                self._turn.out.append(e.AnswerAttach(reply, AttachKind.UNKNOWN))
+            case _:
+                self._turn.drop("stranger")
+
+    def _settle(self, held: Tenure) -> None:
+        if held.state is State.NONE:
+            self._alarms.set(held.id, None)
+            self._held.pop(held.id, None)
+        else:
+            self._alarms.set(held.id, held.wake_at())
+
+    # ---- time --------------------------------------------------------------------------------------
+
+    def _notice_pause(self, event: e.OwnershipEvent) -> None:
+        """Ticks come at least every progress period while anything is held; a longer gap was a sleep."""
+        gap_s = event.now - self._turn.now if self._held else 0.0
+        if isinstance(event, e.Tick):
+            gap_s = max(gap_s, event.gap_s)
+        self._turn.now = event.now
+        if gap_s > self._config.ack_wait_s:
+            self._doubt_all()
+
+    def _doubt_all(self) -> None:
+        for held in self._held.values():
+            held.on_pause()
+            self._settle(held)
+
+    def _on_tick(self) -> None:
+        for request_id in self._alarms.due(self._turn.now):
+            held = self._held[request_id]
+            while (at := held.wake_at()) is not None and at <= self._turn.now:
+                held.on_time()
+            self._settle(held)
+        if self._progress_at <= self._turn.now:
+            self._progress_at = self._turn.now + self._config.progress_period_s
+            if self._alive:
+                tokens = tuple(held.token for held in self._held.values())
+                size = self._config.progress_len_max
+                for first in range(0, len(tokens), size):
+                    self._turn.out.append(e.Progress(tokens[first : first + size]))
+
+    # ---- deliveries, the pipeline, the end of the process ------------------------------------------
+
+    def _on_delivered(self, event: e.Delivered) -> None:
+        held = self._held.get(event.request.id)
+        if held is not None:
+            held.on_redelivered(event)
+            self._settle(held)
+            return
+        if self._draining or not self._alive or len(self._held) >= self._config.held_len_max:
+            self._turn.out.append(e.Nak(event.token, self._config.nak_delay_s))
+            self._turn.drop("delivered")
+            return
+        if not self._held:
+            self._progress_at = event.now + self._config.progress_period_s
+        timeout_ms = event.request.timeout_ms
+        held = self.tenure(
+            request=replace(event.request, body_digest=event.request.body_digest or event.body_digest),
+            token=event.token,
+            age_s=event.age_s,
+            delivered_at=event.now,
+            deadline=event.now - event.age_s + timeout_ms / 1000 if timeout_ms else None,
+            turn=self._turn,
+        )
+        self._held[held.id] = held
+        held.begin(event.count)
+        self._settle(held)
+
+    def _on_pipeline(self, event: e.PipelineChanged) -> None:
+        """A pipeline that stood still may have lost what it held, like a process that slept."""
+        if event.alive:
+            self._draining = False
+            if not self._alive:
+                self._doubt_all()
+        self._alive = event.alive
+
+    def _on_drain(self) -> None:
+        """Nothing is taken in from here on, until a pipeline stands again."""
+        self._draining = True
+        for held in list(self._held.values()):
+            held.leave("drained")
+            self._turn.out.append(e.Nak(held.token))
+            self._settle(held)
