@@ -1,0 +1,199 @@
+"""Pure. The public API's messages: what a client asks of a gateway, and the events it is answered with.
+
+Other front doors speak in the same value types; only this file sees their protobuf form.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from chassis.ids import RequestId
+from chassis.messages import BadMessage
+from chassis.messages.request import Reason, Timings, Usage
+from chassis.wire import gateway_pb2 as pb
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """What a front door was asked for; None and 0 leave the choice to us. Exactly one input is to be given.
+
+    `tenant` and `time_left_ms` are the caller's circumstances, not part of the message.
+    """
+
+    model: str = ""  # empty: the only one served
+    chat: tuple[Turn, ...] | None = None
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    priority: int | None = None
+    timeout_ms: int = 0
+    resume_window_s: int = 0
+    client_key: str = ""
+    tenant: str = ""
+    time_left_ms: int | None = None  # until the call's own deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    request_id: RequestId
+    prompt_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Whole code points only; `text` may be empty. `first_index` is of `ids`."""
+
+    text: str
+    ids: tuple[int, ...]
+    first_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    reason: Reason
+    usage: Usage
+    timings: Timings
+
+
+GenerateEvent = Accepted | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    name: str
+    digest: str
+    context_len_max: int  # tokens
+    vocab_size: int
+    chat: bool  # has a chat template
+
+
+# ---- what clients send -----------------------------------------------------------------------------
+
+
+def parse_generate(data: bytes) -> GenerateCall:
+    """Raises BadMessage. Ranges are the gateway's to check."""
+    m = _parse(pb.GenerateRequest, data)
+    which = m.WhichOneof("input")
+    return GenerateCall(
+        model=m.model,
+        chat=_turns(m.chat) if which == "chat" else None,
+        prompt=m.prompt if which == "prompt" else None,
+        token_ids=tuple(m.token_ids.ids) if which == "token_ids" else None,
+        temperature=m.temperature if m.HasField("temperature") else None,
+        top_k=m.top_k if m.HasField("top_k") else None,
+        top_p=m.top_p if m.HasField("top_p") else None,
+        seed=m.seed if m.HasField("seed") else None,
+        max_tokens=m.max_tokens if m.HasField("max_tokens") else None,
+        min_tokens=m.min_tokens,
+        stop=tuple(m.stop),
+        stop_token_ids=tuple(m.stop_token_ids),
+        ignore_eos=m.ignore_eos,
+        priority=m.priority if m.HasField("priority") else None,
+        timeout_ms=m.timeout_ms,
+        resume_window_s=m.resume_window_s,
+        client_key=m.client_key,
+    )
+
+
+def parse_resume(data: bytes) -> tuple[str, tuple[int, ...]]:
+    """Request id and the output ids that the client holds. Raises BadMessage."""
+    m = _parse(pb.ResumeRequest, data)
+    return m.request_id, tuple(m.output_ids)
+
+
+def parse_cancel(data: bytes) -> str:
+    """The request id. Raises BadMessage."""
+    return _parse(pb.CancelRequest, data).request_id
+
+
+def parse_list_models(data: bytes) -> None:
+    """Raises BadMessage."""
+    _parse(pb.ListModelsRequest, data)
+
+
+def parse_tokenize(data: bytes) -> GenerateCall:
+    """As a call with the same input. Raises BadMessage."""
+    m = _parse(pb.TokenizeRequest, data)
+    which = m.WhichOneof("input")
+    return GenerateCall(
+        model=m.model,
+        chat=_turns(m.chat) if which == "chat" else None,
+        prompt=m.prompt if which == "prompt" else None,
+    )
+
+
+def _turns(chat: pb.Chat) -> tuple[Turn, ...]:
+    return tuple(Turn(turn.role, turn.content) for turn in chat.turns)
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except (DecodeError, ValueError) as error:
+        raise BadMessage(f"not a {kind.DESCRIPTOR.name}: {error}") from None
+
+
+# ---- what they get ---------------------------------------------------------------------------------
+
+
+def build_event(event: GenerateEvent) -> bytes:
+    match event:
+        case Delta(text, ids, first_index):
+            m = pb.GenerateEvent(delta=pb.Delta(text=text, ids=ids, first_index=first_index))
+        case Accepted(request_id, prompt_tokens, seed):
+            accepted = pb.Accepted(request_id=request_id, prompt_tokens=prompt_tokens, seed=seed)
+            m = pb.GenerateEvent(accepted=accepted)
+        case Finished(reason, usage, timings):
+            m = pb.GenerateEvent(
+                finished=pb.Finished(
+                    reason=reason.value,
+                    prompt_tokens=usage.prompt_tokens,
+                    cached_tokens=usage.cached_tokens,
+                    output_tokens=usage.output_tokens,
+                    queued_us=timings.queued_us + timings.waiting_us,
+                    prefill_us=timings.prefill_us,
+                    decode_us=timings.decode_us + timings.interrupted_us,
+                )
+            )
+    return m.SerializeToString()
+
+
+def build_cancel_reply() -> bytes:
+    return pb.CancelReply().SerializeToString()
+
+
+def build_models(models: list[ModelInfo]) -> bytes:
+    return pb.ListModelsReply(
+        models=[
+            pb.Model(
+                name=model.name,
+                digest=model.digest,
+                context_len_max=model.context_len_max,
+                vocab_size=model.vocab_size,
+                chat=model.chat,
+            )
+            for model in models
+        ]
+    ).SerializeToString()
+
+
+def build_tokens(ids: tuple[int, ...]) -> bytes:
+    return pb.TokenizeReply(ids=ids).SerializeToString()

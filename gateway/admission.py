@@ -1,0 +1,241 @@
+"""Pure. What a client may ask for, and how that becomes a request.
+
+Rules: every refusal names the field and the limit; what costs nothing to check is checked before a template
+or a tokenizer runs; ids, digests and derived seeds come from length-prefixed, tagged bytes, so that the same
+words from the same tenant are the same request at every gateway.
+"""
+
+import hashlib
+import struct
+from base64 import b32encode
+from dataclasses import dataclass
+
+from chassis.errors import Code, Status
+from chassis.ids import GatewayId, RequestId
+from chassis.messages.gateway import GenerateCall
+from chassis.messages.request import Limits, Request, Sampling
+
+TEMPERATURE_MAX = 2.0
+GREEDY_BELOW = 1e-5
+STOP_LEN_MAX = 16
+STOP_BYTES_MAX = 256
+STOP_IDS_LEN_MAX = 64
+PRIORITY_DEFAULT = 5
+PRIORITY_MAX = 9
+CLIENT_KEY_BYTES_MAX = 256
+ROLE_BYTES_MAX = 64
+REQUEST_ID_LEN_MAX = 64
+U32_MAX = 0xFFFFFFFF
+U64_MAX = 0xFFFFFFFFFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    prompt_bytes_max: int
+    chat_turns_len_max: int
+    timeout_s_max: int
+    resume_window_s_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    name: str
+    context_len_max: int
+    vocab_size: int
+
+
+def invalid(message: str) -> Status:
+    return Status(Code.INVALID_ARGUMENT, message)
+
+
+def check_input(call: GenerateCall, limits: CallLimits) -> None:
+    """The input alone. Raises Status."""
+    given = [n for n in ("chat", "prompt", "token_ids") if getattr(call, n) is not None]
+    if len(given) != 1:
+        raise invalid(f"input: exactly one of chat, prompt, token_ids; {' and '.join(given) or 'none'} given")
+    if call.chat is not None:
+        if not 0 < len(call.chat) <= limits.chat_turns_len_max:
+            raise invalid(f"chat.turns: {len(call.chat)}; 1 to {limits.chat_turns_len_max}")
+        for i, turn in enumerate(call.chat):
+            if not 0 < _bytes(turn.role, f"chat.turns[{i}].role") <= ROLE_BYTES_MAX:
+                raise invalid(f"chat.turns[{i}].role: 1 to {ROLE_BYTES_MAX} bytes")
+        size = sum(_bytes(turn.content, f"chat.turns[{i}].content") for i, turn in enumerate(call.chat))
+        if size > limits.prompt_bytes_max:
+            raise invalid(f"chat: {size} bytes; at most {limits.prompt_bytes_max}")
+    elif call.prompt is not None:
+        size = _bytes(call.prompt, "prompt")
+        if not 0 < size <= limits.prompt_bytes_max:
+            raise invalid(f"prompt: {size} bytes; 1 to {limits.prompt_bytes_max}")
+    elif not call.token_ids:
+        raise invalid("token_ids: at least 1")
+
+
+def check_call(call: GenerateCall, limits: CallLimits) -> None:
+    """Everything that needs no model. Raises Status."""
+    check_input(call, limits)
+    if call.temperature is not None and not 0 <= call.temperature <= TEMPERATURE_MAX:
+        raise invalid(f"temperature: {call.temperature:g}; 0 to {TEMPERATURE_MAX:g}")
+    if call.top_p is not None and not 0 < call.top_p <= 1:
+        raise invalid(f"top_p: {call.top_p:g}; above 0, up to 1")
+    if call.top_k is not None and not 0 <= call.top_k <= U32_MAX:
+        raise invalid(f"top_k: {call.top_k}; 0 (off) to {U32_MAX}")
+    if call.seed is not None and not 0 <= call.seed <= U64_MAX:
+        raise invalid(f"seed: {call.seed}; 0 to {U64_MAX}")
+    if call.max_tokens is not None and call.max_tokens < 1:
+        raise invalid(f"max_tokens: {call.max_tokens}; at least 1")
+    if call.min_tokens < 0:
+        raise invalid(f"min_tokens: {call.min_tokens}; at least 0")
+    if call.max_tokens is not None and call.min_tokens > call.max_tokens:
+        raise invalid(f"min_tokens: {call.min_tokens}; at most max_tokens, {call.max_tokens}")
+    if call.priority is not None and not 0 <= call.priority <= PRIORITY_MAX:
+        raise invalid(f"priority: {call.priority}; 0 (first) to {PRIORITY_MAX}")
+    _check_stops(call)
+    if not 0 <= call.timeout_ms <= limits.timeout_s_max * 1000:
+        raise invalid(f"timeout_ms: {call.timeout_ms}; up to {limits.timeout_s_max * 1000}")
+    if not 0 <= call.resume_window_s <= limits.resume_window_s_max:
+        raise invalid(f"resume_window_s: {call.resume_window_s}; up to {limits.resume_window_s_max}")
+    if _bytes(call.client_key, "client_key") > CLIENT_KEY_BYTES_MAX:
+        raise invalid(f"client_key: at most {CLIENT_KEY_BYTES_MAX} bytes")
+
+
+def _check_stops(call: GenerateCall) -> None:
+    if len(call.stop) > STOP_LEN_MAX:
+        raise invalid(f"stop: {len(call.stop)} strings; at most {STOP_LEN_MAX}")
+    for i, stop in enumerate(call.stop):
+        if not 0 < _bytes(stop, f"stop[{i}]") <= STOP_BYTES_MAX:
+            raise invalid(f"stop[{i}]: 1 to {STOP_BYTES_MAX} bytes")
+    if len(call.stop_token_ids) > STOP_IDS_LEN_MAX:
+        raise invalid(f"stop_token_ids: {len(call.stop_token_ids)}; at most {STOP_IDS_LEN_MAX}")
+
+
+def admit(
+    call: GenerateCall,
+    model: ModelFacts,
+    prompt_ids: tuple[int, ...],
+    *,
+    request_id: RequestId,
+    gateway: GatewayId,
+    fresh_seed: int,
+    trace_parent: bytes = b"",
+) -> Request:
+    """The request of a checked call, its prompt in tokens. Raises Status for what only the model can tell."""
+    _check_tokens(call, model, prompt_ids)
+    room = model.context_len_max - len(prompt_ids)
+    max_tokens = room if call.max_tokens is None else min(call.max_tokens, room)
+    if call.min_tokens > max_tokens:
+        raise invalid(f"min_tokens: {call.min_tokens}; at most {max_tokens}, what the context leaves")
+    digest = body_digest(call, model.name)
+    seed = call.seed
+    if seed is None:
+        seed = derived_seed(request_id, digest) if call.client_key else fresh_seed
+    temperature = 1.0 if call.temperature is None else call.temperature
+    return Request(
+        id=request_id,
+        tenant=call.tenant,
+        gateway=gateway,
+        model=model.name,
+        prompt_ids=prompt_ids,
+        seed=seed,
+        sampling=Sampling(
+            temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+            top_k=call.top_k or 0,
+            top_p=1.0 if call.top_p is None else call.top_p,
+        ),
+        limits=Limits(
+            max_tokens=max_tokens,
+            min_tokens=call.min_tokens,
+            stop=tuple(stop.encode() for stop in call.stop),
+            stop_token_ids=call.stop_token_ids,
+            ignore_eos=call.ignore_eos,
+        ),
+        timeout_ms=_timeout_ms(call),
+        resume_window_ms=call.resume_window_s * 1000,
+        priority=PRIORITY_DEFAULT if call.priority is None else call.priority,
+        body_digest=digest,
+        keyed=bool(call.client_key),
+        trace_parent=trace_parent,
+    )
+
+
+def _check_tokens(call: GenerateCall, model: ModelFacts, prompt_ids: tuple[int, ...]) -> None:
+    field = "chat" if call.chat is not None else "prompt" if call.prompt is not None else "token_ids"
+    if not prompt_ids:
+        raise invalid(f"{field}: has no tokens")
+    if len(prompt_ids) >= model.context_len_max:
+        raise invalid(
+            f"{field}: {len(prompt_ids)} tokens; at most {model.context_len_max - 1}, "
+            f"the context of model {model.name} less one"
+        )
+    for name, ids in (("token_ids", call.token_ids or ()), ("stop_token_ids", call.stop_token_ids)):
+        if (outside := next((i for i in ids if not 0 <= i < model.vocab_size), None)) is not None:
+            raise invalid(f"{name}: {outside}; below {model.vocab_size}, the vocabulary of {model.name}")
+
+
+def _timeout_ms(call: GenerateCall) -> int:
+    """The shorter of the request's and the call's; 0 is none."""
+    if call.time_left_ms is None:
+        return call.timeout_ms
+    left = min(max(1, call.time_left_ms), U32_MAX)
+    return min(call.timeout_ms, left) if call.timeout_ms else left
+
+
+# ---- derived ids -----------------------------------------------------------------------------------
+
+
+def request_id_of(tenant: str, client_key: str) -> RequestId:
+    """52 lower-case letters and digits; tells nothing of the key."""
+    digest = _digest(b"shoal.request", tenant.encode(), client_key.encode())
+    return RequestId(b32encode(digest).decode().rstrip("=").lower())
+
+
+def check_request_id(request_id: str) -> RequestId:
+    """Raises Status."""
+    if not (0 < len(request_id) <= REQUEST_ID_LEN_MAX and request_id.isascii() and request_id.isalnum()):
+        raise invalid(f"request_id: 1 to {REQUEST_ID_LEN_MAX} letters and digits")
+    return RequestId(request_id)
+
+
+def body_digest(call: GenerateCall, model: str) -> bytes:
+    """SHA-256 of what the client asked for; not of its key, nor of how long this call will wait."""
+    parts = [b"shoal.body", model.encode()]
+    if call.chat is not None:
+        parts.append(b"chat")
+        for turn in call.chat:
+            parts += (turn.role.encode(), turn.content.encode())
+    elif call.prompt is not None:
+        parts += (b"prompt", call.prompt.encode())
+    else:
+        parts += (b"ids", _numbers(call.token_ids or ()))
+    parts.append(b"parameters")
+    for real in (call.temperature, call.top_p):
+        parts.append(b"" if real is None else struct.pack("<d", real))
+    for number in (call.top_k, call.seed, call.max_tokens, call.priority):
+        parts.append(b"" if number is None else struct.pack("<Q", number))
+    flags = (call.min_tokens, int(call.ignore_eos), call.timeout_ms, call.resume_window_s)
+    parts += (_numbers(flags), _numbers(call.stop_token_ids), *(stop.encode() for stop in call.stop))
+    return _digest(*parts)
+
+
+def derived_seed(request_id: RequestId, digest: bytes) -> int:
+    """The same for every retry with the same key and body."""
+    return int.from_bytes(_digest(b"shoal.seed", request_id.encode(), digest)[:8], "little")
+
+
+def _numbers(numbers: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def _digest(*parts: bytes) -> bytes:
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(struct.pack("<Q", len(part)))
+        state.update(part)
+    return state.digest()
+
+
+def _bytes(text: str, field: str) -> int:
+    """Its size in UTF-8. Raises Status for what has none (a lone surrogate)."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise invalid(f"{field}: not valid Unicode") from None

@@ -1,0 +1,182 @@
+"""What the core's effects mean on the bus: one method per effect that completes, none of which ever raises
+for what the world does. A call's outcome is an event; what is unclear is said to be unclear.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+
+from chassis import log, subjects
+from chassis.bus import Bus
+from chassis.errors import (
+    BusError,
+    BusUnavailable,
+    MessageTooLarge,
+    StreamFull,
+    SubjectTaken,
+    WrongSequence,
+)
+from chassis.ids import GatewayId
+from chassis.messages import BadMessage
+from chassis.messages.request import (
+    Attach,
+    AttachKind,
+    Record,
+    build_record,
+    build_request,
+    build_to_batcher,
+    parse_attach_answer,
+    parse_record,
+    parse_request,
+)
+from gateway.config import Config
+from gateway.events import (
+    AskOwner,
+    AttachAnswered,
+    CancelWritten,
+    MessageRead,
+    Publish,
+    Published,
+    PublishRequest,
+    ReadMessage,
+    ReadRecord,
+    RecordRead,
+    Tell,
+    Write,
+    WriteCancel,
+)
+
+_BOOT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def is_boot(boot: str) -> bool:
+    """Whether it may stand in a subject; what others send us may not."""
+    return _BOOT.fullmatch(boot) is not None
+
+
+class BusCalls:
+    def __init__(
+        self,
+        bus: Bus,
+        gateway: GatewayId,
+        config: Config,
+        wall_ns: Callable[[], int],
+        vocab_size: Callable[[str], int | None],
+    ) -> None:
+        self._bus = bus
+        self._gateway = gateway
+        self._config = config
+        self._wall_ns = wall_ns
+        self._vocab_size = vocab_size
+        self._publishing = asyncio.Semaphore(config.publishes_at_once_max)
+        self._calling = asyncio.Semaphore(config.calls_at_once_max)
+        self.untold = 0  # words that the bus did not take
+
+    def tell(self, effect: Tell) -> None:
+        subject = subjects.batchers(effect.model) if effect.boot is None else subjects.owner(effect.boot)
+        try:
+            self._bus.publish(subject, build_to_batcher(effect.message))
+        except BusError:
+            self.untold += 1
+
+    async def publish(self, effect: PublishRequest) -> Published:
+        request = effect.request
+        async with self._publishing:
+            try:
+                appended = await self._bus.append(
+                    subjects.request(request.model, request.priority, request.id),
+                    build_request(request),
+                    message_id=request.id,
+                    headers=_headers(request.trace_parent),
+                    timeout_s=self._config.publish_timeout_s,
+                )
+                outcome = Publish.DUPLICATE if appended.duplicate else Publish.STORED
+            except SubjectTaken:
+                outcome = Publish.TAKEN
+            except StreamFull:
+                outcome = Publish.FULL
+            except MessageTooLarge:
+                outcome = Publish.TOO_LARGE
+            except BusUnavailable:
+                outcome = Publish.REFUSED
+            except BusError:
+                outcome = Publish.TIMEOUT
+        return Published(_now(), request.id, effect.call, outcome)
+
+    async def read_record(self, effect: ReadRecord) -> RecordRead:
+        record: Record | None = None
+        seq, failed = 0, False
+        async with self._calling:
+            try:
+                subject = subjects.result(effect.request_id)
+                stored = await self._bus.last(subjects.RESULTS, subject, self._config.read_timeout_s)
+                if stored is not None:
+                    record, seq = parse_record(stored.data), stored.seq
+                    boot = record.boot
+                    if boot and not is_boot(boot):
+                        raise BadMessage(f"record: boot {boot[:80]!r}")
+            except BusError:
+                failed = True
+            except BadMessage as error:
+                log.error("bad record", request_id=effect.request_id, error=str(error))
+                record, seq, failed = None, 0, True
+        return RecordRead(_now(), effect.request_id, effect.call, record, seq, failed)
+
+    async def read_message(self, effect: ReadMessage) -> MessageRead:
+        request, age_s, failed = None, 0.0, False
+        async with self._calling:
+            try:
+                subject = subjects.request_anywhere(effect.request_id)
+                stored = await self._bus.last(subjects.REQUESTS, subject, self._config.read_timeout_s)
+                if stored is not None:
+                    request = parse_request(stored.data)
+                    age_s = max(0.0, (self._wall_ns() - stored.stored_at_ns) / 1e9)
+            except BusError:
+                failed = True
+            except BadMessage as error:  # somebody else's garbage under this subject: not a request
+                log.warning("bad message", request_id=effect.request_id, error=str(error))
+        vocab_size = self._vocab_size(request.model) if request is not None else None
+        return MessageRead(_now(), effect.request_id, effect.call, request, age_s, vocab_size, failed)
+
+    async def ask_owner(self, effect: AskOwner) -> AttachAnswered:
+        kind: AttachKind | None = None
+        attach = Attach(effect.request_id, effect.attempt, self._gateway, effect.held)
+        async with self._calling:
+            try:
+                answer = await self._bus.request(
+                    subjects.owner(effect.boot),
+                    build_to_batcher(attach),
+                    self._config.attach_answer_timeout_s,
+                )
+                kind = parse_attach_answer(answer.data)
+            except (BusError, BadMessage):
+                pass  # no answer: the record tells
+        return AttachAnswered(_now(), effect.request_id, effect.call, kind)
+
+    async def write_cancel(self, effect: WriteCancel) -> CancelWritten:
+        async with self._calling:
+            try:
+                await self._bus.append(
+                    subjects.result(effect.request_id),
+                    build_record(effect.record),
+                    expected_seq=effect.expected_seq,
+                    timeout_s=self._config.publish_timeout_s,
+                )
+                outcome = Write.STORED
+            except WrongSequence:
+                outcome = Write.REFUSED
+            except BusError:
+                outcome = Write.UNKNOWN
+        return CancelWritten(_now(), effect.request_id, effect.call, outcome)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _headers(trace_parent: bytes) -> dict[str, str]:
+    """W3C trace context, for whoever reads the stream with another client."""
+    if len(trace_parent) != 25:
+        return {}
+    text = trace_parent.hex()
+    return {"traceparent": f"00-{text[:32]}-{text[32:48]}-{text[48:]}"}
