@@ -38,6 +38,7 @@ class Composer:
         self._steps_max = 1
         self._shared_left: int | None = 0  # shared steps until one alone; None: one alone is in flight
         self._preempted = False
+        self.decodes = False  # the last step composed has decodes
         self._rows: list[Row] = []
         self._carried: list[FlightRow] = []
 
@@ -47,20 +48,23 @@ class Composer:
         self._steps_max = steps_max
         self._shared_left = 0
 
-    def compose(self, num_in_flight: int, now: float) -> tuple[tuple[Row, ...], tuple[FlightRow, ...]]:
-        """Rows of the next step, and the record of what it carries."""
-        self._rows, self._carried, self._preempted = [], [], False
-        self._fill(num_in_flight, now)
+    def compose(
+        self, num_in_flight: int, num_decoding: int, now: float
+    ) -> tuple[tuple[Row, ...], tuple[FlightRow, ...]]:
+        """Rows of the next step, and the record of what it carries. `num_decoding`: how many of the steps in
+        flight have decodes."""
+        self._rows, self._carried, self._preempted, self.decodes = [], [], False, False
+        self._fill(num_in_flight, num_decoding, now)
         if self._preempted:  # whoever lost its blocks is not in this step either
             kept = [
                 (row, carried)
                 for row, carried in zip(self._rows, self._carried, strict=True)
                 if carried[0].incarnation == carried[1]
             ]
-            return tuple(row for row, _ in kept), tuple(carried for _, carried in kept)
+            return tuple([row for row, _ in kept]), tuple([carried for _, carried in kept])
         return tuple(self._rows), tuple(self._carried)
 
-    def _fill(self, num_in_flight: int, now: float) -> None:
+    def _fill(self, num_in_flight: int, num_decoding: int, now: float) -> None:
         alone = self._running.alone
         if self._shared_left is None:
             if num_in_flight:
@@ -73,7 +77,8 @@ class Composer:
             if self._rows:
                 return
             self._shared_left = self._steps_max  # it lacks blocks: the others go on
-        self._fill_decodes(now)
+        if num_decoding < self._groups:
+            self._fill_decodes(now)
         self._fill_prompts(now)
         if self._rows:
             self._shared_left = max(0, self._shared_left - 1)
@@ -97,17 +102,34 @@ class Composer:
         num_decodes = len(self._running) - len(self._running.prefilling)
         rows_max = min(-(-num_decodes // self._groups), self._step_tokens_max)
         blocked: list[Sequence] = []
-        size = self._block_size_tokens
-        while line and len(self._rows) < rows_max:
-            sequence = line[0]
-            if sequence.num_computed < len(sequence.blocks) * size or self._grow(
-                sequence, sequence.num_computed + 1, now
-            ):
-                line.popleft()
-                self._append(sequence, sequence.num_computed, sequence.num_computed + 1)
-            else:
-                line.popleft()
+        size, rows, carried = self._block_size_tokens, self._rows, self._carried
+        while line and len(rows) < rows_max:
+            sequence = line.popleft()
+            start, ids, blocks = sequence.num_computed, sequence.ids, sequence.blocks
+            end = start + 1
+            if end > len(blocks) * size and not self._grow(sequence, end, now):
                 blocked.append(sequence)
+                continue
+            num_blocks = len(blocks)
+            sent = 0 if sequence.fresh else sequence.num_sent_blocks
+            assert sequence.slot is not None
+            rows.append(
+                Row(
+                    sequence.request.id,
+                    sequence.slot,
+                    start,
+                    (ids[start],),
+                    True,
+                    end - sequence.prompt_len,
+                    tuple(blocks[sent:]) if sent < num_blocks else (),
+                    sequence.fresh,
+                )
+            )
+            carried.append((sequence, sequence.incarnation, start, end, True))
+            sequence.fresh = False
+            sequence.num_sent_blocks = num_blocks
+            sequence.num_computed = end
+        self.decodes = bool(rows)
         if blocked:
             line.extendleft(s for s in reversed(blocked) if s.status is Status.RUNNING)
 

@@ -24,6 +24,7 @@ class Flight(Generic[R]):
     num_samples: int
     sent_at: float
     predicted_s: float
+    decodes: bool
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class InFlight(Generic[R]):
         self._returned_at = 0.0
         self.epoch: Epoch | None = None
         self.steps_max = 0
+        self.num_decoding = 0  # flights with decodes
         self.stats = StepStats()
         self.histogram: dict[int, int] = {}  # sampling rows in a step -> steps
 
@@ -80,13 +82,20 @@ class InFlight(Generic[R]):
         self._returned_at = 0.0
 
     def send(
-        self, rows: tuple[R, ...], num_tokens: int, num_samples: int, now: float, predicted_s: float
+        self,
+        rows: tuple[R, ...],
+        num_tokens: int,
+        num_samples: int,
+        now: float,
+        predicted_s: float,
+        decodes: bool = False,
     ) -> int:
         """Count a step as sent; returns its number."""
         assert not self.full
         number = self._next_number
         self._next_number = number + 1
-        self._flights.append(Flight(number, rows, num_tokens, num_samples, now, predicted_s))
+        self.num_decoding += decodes
+        self._flights.append(Flight(number, rows, num_tokens, num_samples, now, predicted_s, decodes))
         return number
 
     def returned(self, number: int, num_tokens: int, now: float) -> tuple[Flight[R], float] | None:
@@ -96,6 +105,7 @@ class InFlight(Generic[R]):
             self.stats.wrong += 1
             return None
         self._flights.popleft()
+        self.num_decoding -= flight.decodes
         service_s = max(0.0, now - max(flight.sent_at, self._returned_at))
         self._returned_at = now
         stats = self.stats
@@ -115,6 +125,7 @@ class InFlight(Generic[R]):
         """The pipeline is lost; returns what was in flight, oldest first."""
         flights = tuple(self._flights)
         self._flights.clear()
+        self.num_decoding = 0
         self.stats.voided += len(flights)
         return flights
 
@@ -128,6 +139,7 @@ class InFlight(Generic[R]):
 
     def check(self) -> None:
         assert len(self._flights) <= self.steps_max
+        assert self.num_decoding == sum(flight.decodes for flight in self._flights)
         numbers = [flight.number for flight in self._flights]
         first = self._next_number - len(numbers)
         assert numbers == list(range(first, self._next_number))

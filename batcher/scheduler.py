@@ -310,19 +310,22 @@ class Scheduler:
             return None
         self._lease.begin()
         self._admit(now)
-        rows, carried = self._composer.compose(len(self._flights), now)
+        flights = self._flights
+        rows, carried = self._composer.compose(len(flights), flights.num_decoding, now)
         idle_s = self._config.idle_step_ms / 1e3
-        if not rows and (len(self._flights) or now < self._sent_at + idle_s):
+        if not rows and (len(flights) or now < self._sent_at + idle_s):
             return None
         num_tokens = sum([row[3] - row[2] for row in carried])
         num_samples = sum([row[4] for row in carried])
-        number = self._flights.send(carried, num_tokens, num_samples, now, self._cost.predict(num_tokens))
+        number = flights.send(
+            carried, num_tokens, num_samples, now, self._cost.predict(num_tokens), self._composer.decodes
+        )
         self._sent_at = now
         if rows:
             self._steps += 1
             self._admission.reserve.step()
-        assert self._flights.epoch is not None
-        return StepPlan(self._flights.epoch, number, rows, self._running.take_freed())
+        assert flights.epoch is not None
+        return StepPlan(flights.epoch, number, rows, self._running.take_freed())
 
     def returned(self, event: StepReturned) -> bool:
         """False: not what was due next from this epoch's pipeline, which must be formed anew.
@@ -337,23 +340,24 @@ class Scheduler:
         flight, service_s = due
         self._cost.observe(flight.num_tokens, service_s)
         size = self._config.block_size_tokens
-        notes = self._notes
+        notes, running = self._notes, self._running
         token_ids = iter(event.token_ids)
         for sequence, incarnation, start, end, samples in flight.rows:
             token_id = next(token_ids) if samples else 0
             if sequence.incarnation != incarnation:
                 continue
             sequence.num_proven = end
-            if start < sequence.num_written:
-                sequence.recomputed_tokens += min(end, sequence.num_written) - start
-            if end > sequence.num_written:
+            written = sequence.num_written
+            if end > written:
                 sequence.num_written = end
-            if end // size > sequence.num_committed:
+            if start < written:
+                sequence.recomputed_tokens += min(end, written) - start
+            if end >= (sequence.num_committed + 1) * size:
                 self._commit(sequence, end // size, now)
             if not samples:
                 continue
             sequence.ids.append(token_id)
-            self._running.growth_tokens -= 1
+            running.growth_tokens -= 1
             if sequence.clock.phase is not Phase.DECODE:
                 sequence.clock.enter(Phase.DECODE, now)
             notes.append(TokensMade(now, sequence.request.id, (token_id,)))
@@ -361,7 +365,7 @@ class Scheduler:
             if over is not None:
                 self._end(sequence, over.reason, over.byte_cut, now)
             else:
-                self._running.line_up(sequence)
+                running.line_up(sequence)
         return True
 
     def _commit(self, sequence: Sequence, num_blocks: int, now: float) -> None:

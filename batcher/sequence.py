@@ -33,27 +33,23 @@ class Phase(Enum):
 class Clock:
     """Splits a request's time among phases in whole microseconds, so that they sum exactly."""
 
-    __slots__ = ("_phase", "_since_us", "_spent_us", "queued_us")
+    __slots__ = ("_since_us", "_spent_us", "phase", "queued_us")
 
     def __init__(self, now: float, queued_s: float, phase: Phase, interrupted_s: float = 0.0) -> None:
         self.queued_us = max(0, round(queued_s * 1e6))
         self._since_us = round(now * 1e6)
-        self._phase = phase
+        self.phase = phase
         self._spent_us = dict.fromkeys(Phase, 0)
         self._spent_us[Phase.INTERRUPTED] = max(0, round(interrupted_s * 1e6))
 
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
     def enter(self, phase: Phase, now: float) -> None:
         now_us = max(self._since_us, round(now * 1e6))
-        self._spent_us[self._phase] += now_us - self._since_us
+        self._spent_us[self.phase] += now_us - self._since_us
         self._since_us = now_us
-        self._phase = phase
+        self.phase = phase
 
     def timings(self, now: float, preemptions: int, recomputed_tokens: int) -> Timings:
-        self.enter(self._phase, now)
+        self.enter(self.phase, now)
         spent = self._spent_us
         return Timings(
             queued_us=self.queued_us,

@@ -55,13 +55,12 @@ class Watch:
 
     def push(self, token_id: int) -> End | None:
         """Judge the next output id. After an End, push no more."""
-        self.length += 1
-        late = self.length > self.min_tokens
+        self.length = length = self.length + 1
+        table = self._token_bytes
+        text = table[token_id] if token_id < len(table) else b""  # ids beyond the table have no bytes
+        late = length > self.min_tokens
         if late and token_id in self._stop_ids:
-            has_bytes = token_id < len(self._token_bytes) and bool(self._token_bytes[token_id])
-            return End(Reason.STOP, self.length, self._text_len if has_bytes else None)
-        # ids beyond the table have no bytes
-        text = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+            return End(Reason.STOP, length, self._text_len if text else None)
         before = self._text_len
         self._text_len = before + len(text)
         if self._stop:
@@ -69,17 +68,18 @@ class Watch:
             if late:
                 found = self._find(window, len(self._tail))
                 if found is not None:
-                    return End(Reason.STOP, self.length, before - len(self._tail) + found)
+                    return End(Reason.STOP, length, before - len(self._tail) + found)
             self._tail = window[-self._tail_len_max :] if self._tail_len_max else b""
-        if self.length >= self.length_max:
-            return End(Reason.LENGTH, self.length, None)
+        if length >= self.length_max:
+            return End(Reason.LENGTH, length, None)
         return None
 
     def _find(self, window: bytes, old_len: int) -> int | None:
         """Start of the match that completes earliest and after the first `old_len` bytes."""
         best_end, best_start = len(window) + 1, None
         for stop in self._stop:
-            start = window.find(stop, max(0, old_len - len(stop) + 1))
+            at = old_len - len(stop) + 1
+            start = window.find(stop, at if at > 0 else 0)
             if start >= 0 and start + len(stop) < best_end:
                 best_end, best_start = start + len(stop), start
         return best_start
