@@ -6,6 +6,7 @@ description decides. Whatever is not known is `BusUnavailable`: it did not happe
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,6 +36,7 @@ DELETED: Headers = {OPERATION: "DEL"}
 ACK = b"+ACK"
 PROGRESS = b"+WPI"
 
+_TIME = re.compile(r"([^.]+?)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _NO_MESSAGE = 10037
 _WRONG_SEQUENCE = (10071, 10164)
 _TOO_LARGE = 10054
@@ -201,14 +203,13 @@ def parse_headers(block: bytes) -> Headers:
 
 
 def parse_time_ns(text: str) -> int:
-    """RFC 3339 with up to nine digits of a second."""
-    whole, _, rest = text.partition(".")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    zone = (rest[len(digits) :] if rest else "") or "Z"
-    if not rest and whole.endswith("Z"):
-        whole = whole[:-1]
+    """RFC 3339 with up to nine digits of a second. Raises ValueError."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a time: {text[:40]!r}")
+    whole, digits, zone = match.groups(default="")
     seconds = int(datetime.fromisoformat(whole + ("+00:00" if zone == "Z" else zone)).timestamp())
-    return seconds * 1_000_000_000 + int(digits.ljust(9, "0") or 0)
+    return seconds * 1_000_000_000 + int(digits.ljust(9, "0"))
 
 
 @dataclass(frozen=True, slots=True)
