@@ -13,7 +13,15 @@ from chassis import log, subjects
 from chassis.bus import Handler, Subscription
 from chassis.errors import BusError, Code, Status
 from chassis.ids import BootId, GatewayId, RequestId
-from chassis.messages.gateway import GenerateCall, GenerateEvent, ModelInfo
+from chassis.messages.gateway import (
+    Accepted,
+    Delta,
+    Finished,
+    GenerateCall,
+    GenerateEvent,
+    ModelInfo,
+    Turn,
+)
 from chassis.messages.registry import GatewayEntry, build_gateway
 from chassis.ports import Ports
 from chassis.trace import TraceContext
@@ -33,6 +41,17 @@ from gateway.models import Model, Models
 from gateway.spans import RequestTrace
 from gateway.stream_loop import RETRY_MS, StreamLoop
 from gateway.tokenizer import Encoder
+
+__all__ = [
+    "Accepted",
+    "Delta",
+    "Finished",
+    "Gateway",
+    "GenerateCall",
+    "GenerateEvent",
+    "ModelInfo",
+    "Turn",
+]
 
 RETRY_S = 0.5
 ERRANDS_WAIT_S = 3.0  # for cancels under way, when stopping
