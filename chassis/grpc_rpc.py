@@ -6,21 +6,22 @@ only the caller knows whether a call may happen twice. A peer that stops answeri
 """
 
 import asyncio
-import logging
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # the library's chatter is no JSON; read when it is loaded
+
 import grpc
 import grpc.aio
 
+from chassis import log
 from chassis.errors import RpcError, RpcRejected, RpcUnavailable
 from chassis.rpc import MESSAGE_BYTES_MAX, UNAVAILABLE_CODES, Handlers, Method, Rep, Req
 
 CHANNELS_MAX = 64
 CONCURRENT_CALLS_MAX = 1024  # in one server's handlers; more are refused with RESOURCE_EXHAUSTED
-
-log = logging.getLogger("chassis.rpc")
 
 
 def _message_options(bytes_max: int) -> list[tuple[str, int]]:
@@ -170,7 +171,7 @@ def _servicer(
         except RpcRejected as error:
             await context.abort(grpc.StatusCode[error.code], error.message)
         except Exception as error:
-            log.exception("a handler of %s failed", method.path)
+            log.exception("rpc handler failed", error, method=method.path)
             await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method.path}")
         assert isinstance(reply, method.reply)
         return reply

@@ -6,20 +6,19 @@ running handler is cancelled when its caller gives up or its node dies, as gRPC 
 """
 
 import asyncio
-import logging
+import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from chassis import log
 from chassis.errors import RpcError, RpcRejected, RpcUnavailable
 from chassis.rpc import MESSAGE_BYTES_MAX, UNAVAILABLE_CODES, Handlers, Method, Rep, Req
 
 CALLS_MAX = 65536  # on their way at once, in the whole network
 FIRST_PORT = 40001
-
-log = logging.getLogger("chassis.rpc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,12 @@ class MemoryRpcNetwork:
             call.resolve(RpcUnavailable("too many calls on their way"))
             return
         self._calls[call] = None
-        call.task = asyncio.get_running_loop().create_task(call.run(), name=f"rpc {call.method.path}")
+        server = self._servers.get(call.address)
+        call.task = asyncio.get_running_loop().create_task(
+            call.run(),
+            name=f"rpc {call.method.path}",
+            context=None if server is None else server.context.copy(),
+        )
         call.task.add_done_callback(lambda _: self._calls.pop(call, None))
 
 
@@ -178,6 +182,7 @@ class _MemoryServer:
     def __init__(self, network: MemoryRpcNetwork, node: str, asked: str, handlers: Handlers) -> None:
         self.node = node
         self.asked = asked
+        self.context = contextvars.copy_context()  # handlers log as their own service
         self.calls: dict[_Call, None] = {}  # in their handlers
         self._handlers = {method.path: handler for method, handler in handlers.items()}
         self._network = network
@@ -198,7 +203,7 @@ class _MemoryServer:
         except DecodeError:
             return RpcRejected("INTERNAL", "request: not a message of this method")
         except Exception as error:
-            log.exception("a handler of %s failed", method.path)
+            log.exception("rpc handler failed", error, method=method.path)
             return RpcRejected("INTERNAL", f"{type(error).__name__} in {method.path}")
         assert isinstance(reply, method.reply)
         return bytes(reply.SerializeToString())

@@ -20,7 +20,6 @@ from chassis.messages.registry import KvstoreEntry, build_kvstore
 from chassis.ports import Ports
 from chassis.rpc import Handlers
 from chassis.trace import Span, TraceContext, Value
-from chassis.wire import kvstore_pb2 as pb
 from kvstore.config import Config
 from kvstore.ledger import Ledger
 
@@ -96,7 +95,7 @@ class KvStore:
         if every and self.calls % every == 0:
             self.ledger.check()
 
-    def _attach(self, request: pb.AttachRequest) -> pb.AttachReply:
+    def _attach(self, request: Any) -> Message:
         call = messages.parse_attach(request)
         attached = self.ledger.attach(call)
         log.info(
@@ -110,7 +109,7 @@ class KvStore:
         )
         return messages.build_attached(attached, self.boot)
 
-    def _match(self, request: pb.MatchRequest) -> pb.MatchReply:
+    def _match(self, request: Any) -> Message:
         start_ns = self._ports.wall_ns()
         call = messages.parse_match(request)
         blocks = self.ledger.match(call.pool, call.chains)
@@ -123,7 +122,7 @@ class KvStore:
             )
         return messages.build_matched(blocks)
 
-    def _exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
+    def _exchange(self, request: Any) -> Message:
         start_ns = self._ports.wall_ns()
         call = messages.parse_exchange(request)
         done = self.ledger.exchange(call)
@@ -140,7 +139,7 @@ class KvStore:
         )
         return messages.build_exchanged(done)
 
-    def _stats(self, request: pb.StatsRequest) -> pb.StatsReply:
+    def _stats(self, request: Any) -> Message:
         return messages.build_stats(self.ledger.stats(messages.parse_stats_question(request)))
 
     def _trace(

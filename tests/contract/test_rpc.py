@@ -5,8 +5,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import orjson
 import pytest
 
+from chassis import log
 from chassis.errors import RpcRejected, RpcUnavailable
 from chassis.grpc_rpc import GrpcRpc
 from chassis.memory_rpc import MemoryRpcNetwork
@@ -158,23 +160,27 @@ def test_a_handler_that_says_unavailable_is_unavailable(run: Callable[[Case], No
     run(case)
 
 
-def test_a_failing_handler_is_internal_and_the_server_goes_on(
-    run: Callable[[Case], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_handler_is_internal_and_the_server_goes_on(run: Callable[[Case], None]) -> None:
+    lines: list[bytes] = []
+
     async def fail(request: pb.StatsRequest) -> pb.StatsReply:
         if request.generation == "secret":
             raise ValueError(request.generation)
         return await echo(request)
 
     async def case(pair: Pair) -> None:
+        log.bind(write=lines.append, service="server")
         server = await pair.server.serve(LOOPBACK, {STATS: fail})
+        log.bind(service="client")
         with pytest.raises(RpcRejected) as caught:
             await ask(pair.client, server.address, "secret")
         assert caught.value.code == "INTERNAL" and "secret" not in caught.value.message
         assert (await ask(pair.client, server.address, "ok")).total == 2
 
     run(case)
-    assert "a handler of /shoal.kvstore.v1.KvStore/Stats failed" in caplog.text
+    (line,) = [orjson.loads(line) for line in lines]
+    assert (line["event"], line["method"]) == ("rpc handler failed", STATS.path)
+    assert "ValueError" in line["error"] and line["service"] == "server"
 
 
 def test_an_unknown_method_is_unimplemented(run: Callable[[Case], None]) -> None:
