@@ -202,7 +202,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop
-    return uvloop.new_event_loop
+
+    class Loop(uvloop.Loop):
+        """uvloop's own clock counts whole milliseconds, and stands still while callbacks run."""
+
+        def time(self) -> float:
+            return time.monotonic()
+
+    return Loop
 
 
 def _only(error: BaseException) -> BaseException:

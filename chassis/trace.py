@@ -60,7 +60,7 @@ class Tracer(Protocol):
 
 # ---- what the tools rely on ------------------------------------------------------------------------
 
-ATTEMPT = "shoal.attempt"  # batcher.request: above 1 when the request was redelivered or taken over
+ATTEMPT = "shoal.attempt"  # of summaries: above 1 when the request was redelivered or taken over
 STEPS = "shoal.steps"  # batcher.prefill, batcher.decode: `encode_steps` of the steps they ran in
 REQUESTS = "shoal.requests"  # batcher.step: the ids of its requests, separated by commas
 
@@ -132,7 +132,7 @@ class SpanRing:
     `lookahead_ticks` calls of `tick` more.
     """
 
-    SUMMARY = "batcher.request"
+    SUMMARIES = ("batcher.request", "gateway.generate", "gateway.resume")
 
     def __init__(
         self,
@@ -232,9 +232,9 @@ class SpanRing:
         for span in spans:
             if span.error is not None:
                 return True
-            if span.name == self.SUMMARY and (
+            if span.name in self.SUMMARIES and (
                 span.end_ns - span.start_ns >= self._slow_ns or int(span.attributes.get(ATTEMPT, 1)) > 1
             ):
                 return True
-        self._emit([span for span in spans if span.name == self.SUMMARY])
+        self._emit([span for span in spans if span.name in self.SUMMARIES])
         return False

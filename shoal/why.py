@@ -52,9 +52,11 @@ class Story:
         return ledger(self.spans, self.terminal, stamp_ns, batcher_steps)
 
     def orphans(self) -> list[Span]:
-        """Spans whose parent is not in the story."""
-        known = {s.context.span_id for s in (*self.spans, *self.steps)}
-        return [s for s in (*self.spans, *self.steps) if s.parent is not None and s.parent not in known]
+        """Spans whose parent is not in the story; the roots' parents are the callers' own."""
+        everything = (*self.spans, *self.steps)
+        known = {s.context.span_id for s in everything}
+        below = [s for s in everything if s.parent is not None and s.name not in ROOTS]
+        return [s for s in below if s.parent not in known]
 
 
 async def collect(bus: Bus, request_id: str, wait_s: float = 0.0) -> Story:
@@ -160,7 +162,8 @@ def _tree(story: Story) -> str:
 
     def walk(parent: bytes | None, depth: int) -> None:
         for span in children.get(parent, ()):
-            orphan = "  (its parent is missing)" if parent is None and span.parent is not None else ""
+            lost = parent is None and span.parent is not None and span.name not in ROOTS
+            orphan = "  (its parent is missing)" if lost else ""
             home = story.homes.get(span.context.span_id, "")
             lines.append(_span_line(span, start_ns, depth, home) + orphan)
             lines.extend(_steps_lines(story, span, depth + 1))

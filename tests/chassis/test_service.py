@@ -141,3 +141,21 @@ def test_without_a_bus_the_process_gives_up_in_time() -> None:
     code, lines = start(["--nats-url", "nats://127.0.0.1:1", "--nats-wait-s", "0.2"], {}, never)
     assert code == 1
     assert [line["event"] for line in lines] == ["starting", "no bus", "crashed"]
+
+
+def test_the_loops_clock_is_finer_than_a_millisecond() -> None:
+    """Timings are read from it; uvloop alone rounds them away. Its timers must agree with it."""
+
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        while loop.time() == start:
+            pass
+        assert loop.time() - start < 0.0005
+        for _ in range(20):
+            due = loop.time() + 0.003
+            await Inbox[int](1).drain(until=due)
+            assert -0.001 < loop.time() - due < 1.0
+
+    with asyncio.Runner(loop_factory=service._loop_factory()) as runner:
+        runner.run(go())

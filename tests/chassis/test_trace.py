@@ -18,6 +18,7 @@ from chassis.trace import (
     step_key,
 )
 
+SUMMARY = SpanRing.SUMMARIES[0]
 CONTEXT = TraceContext(b"\x01" * 16, b"\x02" * 8)
 
 
@@ -79,18 +80,18 @@ def test_only_a_share_is_kept_but_trouble_always_and_a_summary_of_all() -> None:
     ring = SpanRing(10_000, keep_ratio=0.25, slow_ms=500)
     for index in range(400):
         ring.record(span(f"r{index}"))
-        ring.record(span(f"r{index}", SpanRing.SUMMARY))
+        ring.record(span(f"r{index}", SUMMARY))
         ring.keep([f"r{index}", f"step:1:{index}"])
     spans, announced = ring.take()
-    assert [s.key for s in spans if s.name == SpanRing.SUMMARY] == [f"r{i}" for i in range(400)]
+    assert [s.key for s in spans if s.name == SUMMARY] == [f"r{i}" for i in range(400)]
     requests = [key for key in announced if not key.startswith("step:")]
     assert 60 < len(requests) < 140
     assert len(announced) == 2 * len(requests), "the steps of a request go with it"
     for index, bad in enumerate(
         (
-            span("slow", SpanRing.SUMMARY, ms=500),
+            span("slow", SUMMARY, ms=500),
             span("failed", "batcher.prefill", error="died"),
-            span("again", SpanRing.SUMMARY, attempt=2),
+            span("again", SUMMARY, attempt=2),
         )
     ):
         ring = SpanRing(10, keep_ratio=0.0, slow_ms=500)
