@@ -215,8 +215,10 @@ class KvstoreClient:
         last = self._attachment.boot if self._attachment is not None else None
 
         def rank(known: _Known) -> tuple[int, bool, int]:
-            failed = known.failed_revision == known.revision
-            return (known.failures if failed else 0, known.entry.boot != last, -known.revision)
+            used = known.entry.boot == last
+            if known.failed_revision == known.revision:
+                return (known.failures, used, -known.revision)
+            return (0, not used, -known.revision)
 
         return min(present, key=rank)
 

@@ -1,0 +1,327 @@
+"""The batcher's way to kvstore, against the real service over a network that misbehaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from batcher.events import (
+    AttachPool,
+    BlockEvent,
+    BlocksExchanged,
+    BlocksMatched,
+    ExchangeBlocks,
+    MatchBlocks,
+    PoolAttached,
+)
+from batcher.kvstore_client import KvstoreClient, Pool
+from chassis import log, subjects
+from chassis.ids import BlockHash, BlockId, Epoch, RequestId
+from chassis.memory_broker import MemoryBroker
+from chassis.memory_bus import MemoryBus
+from chassis.memory_rpc import MemoryRpcNetwork, RpcHabits
+from chassis.messages.kvstore import TraceRef
+from chassis.ports import Ports
+from chassis.trace import TraceContext
+from kvstore.config import Config
+from kvstore.service import KvStore
+from tests.sim.loop import run as on_virtual_clock
+from tests.sim.tracer import SimTracer
+
+ZEROS, A = BlockHash(bytes(32)), BlockHash(b"a" * 32)
+POOL = Pool("g", Epoch(5), ("w.1",), 8, 16, "n")
+E = TypeVar("E", BlocksExchanged, BlocksMatched, PoolAttached)
+
+
+@dataclass
+class World:
+    group: asyncio.TaskGroup
+    broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(wall_ns=lambda: 0))
+    network: MemoryRpcNetwork = field(default_factory=lambda: MemoryRpcNetwork(lambda: 0.5))
+    tracer: SimTracer = field(default_factory=lambda: SimTracer(1))
+    calls: int = 0
+    stores: dict[str, KvStore] = field(default_factory=dict)
+    running: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
+    buses: dict[str, MemoryBus] = field(default_factory=dict)
+
+    def ports(self, name: str) -> Ports:
+        bus = self.buses[name] = MemoryBus(self.broker, name)
+        return Ports(
+            bus=bus,
+            rpc=self.network.rpc(name),
+            transport=None,  # type: ignore[arg-type]
+            tracer=self.tracer.of(name),
+            new_id=lambda: f"{name}-boot{len(self.stores)}",
+            new_seed=lambda: 0,
+            wall_ns=lambda: 0,
+        )
+
+    async def start(self, name: str) -> KvStore:
+        store = self.stores[name] = KvStore(Config(check_every_calls=1), self.ports(name))
+        self.running[name] = self.group.create_task(store.run())
+        registered = asyncio.Event()
+        await self.buses[name].watch(subjects.kvstore_key(store.boot), lambda _: registered.set())
+        async with asyncio.timeout(5.0):
+            await registered.wait()
+        return store
+
+    async def kill(self, name: str) -> None:
+        self.network.kill(name)
+        self.running.pop(name).cancel()
+        self.buses.pop(name).kill()
+        await asyncio.sleep(0)
+
+    async def client(self, name: str = "batcher") -> KvstoreClient:
+        client = KvstoreClient(self.ports(name))
+        await client.start(self.group)
+        return client
+
+    async def attach(
+        self,
+        client: KvstoreClient,
+        held: tuple[int, ...] = (),
+        committed: tuple[tuple[int, BlockHash], ...] = (),
+    ) -> PoolAttached:
+        self.calls += 1
+        blocks = tuple(BlockId(b) for b in held)
+        known = tuple((BlockId(b), h) for b, h in committed)
+        return self.of(PoolAttached, await client.call(AttachPool(self.calls, blocks, known)))
+
+    async def match(self, client: KvstoreClient, *chains: tuple[BlockHash, ...]) -> BlocksMatched:
+        self.calls += 1
+        asking = tuple(RequestId(f"r{i}") for i in range(len(chains)))
+        return self.of(BlocksMatched, await client.call(MatchBlocks(self.calls, asking, chains)))
+
+    async def exchange(
+        self,
+        client: KvstoreClient,
+        commits: tuple[tuple[int, BlockHash], ...] = (),
+        releases: tuple[int, ...] = (),
+        lease: int = 0,
+    ) -> BlocksExchanged:
+        self.calls += 1
+        effect = ExchangeBlocks(
+            self.calls,
+            tuple((BlockId(b), h, ZEROS) for b, h in commits),
+            tuple(BlockId(b) for b in releases),
+            lease,
+        )
+        return self.of(BlocksExchanged, await client.call(effect))
+
+    def of(self, kind: type[E], event: BlockEvent) -> E:
+        """Every effect ends in its own event, now."""
+        assert isinstance(event, kind) and event.call == self.calls
+        assert event.now == asyncio.get_running_loop().time()
+        return event
+
+    async def cache_a(self, client: KvstoreClient) -> None:
+        """Content A is in the cache."""
+        (block,) = (await self.exchange(client, lease=1)).leased
+        assert not (await self.exchange(client, ((block, A),), (block,))).failed
+
+
+def on_world(case: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        log.bind(level="off")
+        async with asyncio.TaskGroup() as group:
+            world = World(group)
+            await case(world)
+            for bus in world.buses.values():
+                await bus.close()
+            group.create_task(cancel(group))
+        await world.network.close()
+
+    async def cancel(group: asyncio.TaskGroup) -> None:
+        raise Over
+
+    class Over(Exception):
+        pass
+
+    async def ended() -> None:
+        try:
+            await main()
+        except* Over:
+            pass
+
+    on_virtual_clock(ended())
+
+
+def test_effects_come_back_as_their_events() -> None:
+    async def case(world: World) -> None:
+        await world.start("k")
+        client = await world.client()
+        client.open(POOL)
+        assert client.generation == "g"
+        attached = await world.attach(client, (3, 3, 4), ((3, A),))
+        assert (attached.failed, attached.free, attached.cached) == (False, 6, 0)
+        assert (await world.match(client, (A, ZEROS), ())).blocks == ((3,), ())
+        done = await world.exchange(client, releases=(3, 3, 3, 4), lease=2)
+        assert (done.failed, len(done.leased), done.free, done.cached) == (False, 2, 5, 1)
+
+    on_world(case)
+
+
+def test_without_a_kvstore_a_pool_or_an_attach_everything_fails() -> None:
+    async def case(world: World) -> None:
+        client = await world.client()
+        client.open(POOL)
+        assert (await world.attach(client)).failed
+        await world.start("k")
+        assert (await world.match(client, (A,))).failed
+        assert (await world.exchange(client, lease=1)).failed
+        assert not (await world.attach(client)).failed
+        client.open(replace(POOL, epoch=Epoch(6)))
+        assert (await world.exchange(client, lease=1)).failed
+        assert not (await world.attach(client)).failed
+        client.close()
+        assert (await world.attach(client)).failed and client.generation == ""
+
+    on_world(case)
+
+
+def test_a_lost_reply_fails_and_only_an_attach_helps() -> None:
+    async def case(world: World) -> None:
+        store = await world.start("k")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        world.network.habits = RpcHabits(reply_loss=1.0)
+        assert (await world.exchange(client, lease=3)).failed
+        assert store.ledger.stats().leased == 3
+        world.network.habits = RpcHabits()
+        assert (await world.exchange(client, lease=1)).failed  # not even asked
+        assert store.ledger.stats().leased == 3
+        assert (await world.attach(client)).free == 8
+        assert len((await world.exchange(client, lease=8)).leased) == 8
+
+    on_world(case)
+
+
+def test_a_late_exchange_is_refused_after_the_attach() -> None:
+    async def case(world: World) -> None:
+        store = await world.start("k")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        world.network.habits = RpcHabits(delay_min_s=3.0, delay_max_s=3.0)
+        assert (await world.exchange(client, lease=3)).failed  # after 1 s; it arrives after 3
+        world.network.habits = RpcHabits()
+        assert not (await world.attach(client)).failed
+        await asyncio.sleep(5.0)
+        assert (store.ledger.stats().leased, store.ledger.stats().old_epochs) == (0, 1)
+
+    on_world(case)
+
+
+def test_an_answer_from_before_the_attach_is_not_believed() -> None:
+    async def case(world: World) -> None:
+        await world.start("k")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        await world.cache_a(client)
+        world.network.habits = RpcHabits(delay_min_s=0.4, delay_max_s=0.4)
+        asked = asyncio.create_task(client.call(MatchBlocks(100, (RequestId("r"),), ((A,),))))
+        await asyncio.sleep(0.5)  # its answer is on the way
+        world.network.habits = RpcHabits()
+        world.calls = 100
+        await world.attach(client)
+        event = await asked
+        assert isinstance(event, BlocksMatched) and event.failed
+
+    on_world(case)
+
+
+def test_a_restarted_kvstore_is_found_and_rebuilt() -> None:
+    async def case(world: World) -> None:
+        await world.start("k")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        (block,) = (await world.exchange(client, lease=1)).leased
+        await world.kill("k")
+        assert (await world.exchange(client, ((block, A),))).failed
+        assert (await world.attach(client, (block,), ((block, A),))).failed
+        await world.start("k")  # the dead one's entry is still there
+        attached = await world.attach(client, (block,), ((block, A),))
+        assert (attached.failed, attached.free) == (False, 7)
+        assert (await world.match(client, (A,))).blocks == ((block,),)
+
+    on_world(case)
+
+
+def test_a_new_batcher_finds_the_cache_where_there_is_one_kvstore() -> None:
+    async def case(world: World) -> None:
+        await world.start("k")
+        first = await world.client()
+        first.open(POOL)
+        await world.attach(first)
+        await world.cache_a(first)
+        second = await world.client("second")
+        second.open(replace(POOL, epoch=Epoch(6)))
+        world.calls = 0
+        assert (await world.attach(second)).cached == 1
+        assert len((await world.match(second, (A,))).blocks[0]) == 1
+        world.calls = 50
+        assert (await world.exchange(first, lease=1)).failed  # fenced
+        assert (await world.attach(first)).failed
+
+    on_world(case)
+
+
+def test_a_cache_is_not_trusted_after_another_kvstore_had_the_pool() -> None:
+    """The second kvstore gave the block to others meanwhile: what the first remembers would be a lie."""
+
+    async def case(world: World) -> None:
+        one = await world.start("one")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        await world.cache_a(client)
+        await world.start("two")
+        world.network.partition("batcher", "one")
+        assert (await world.match(client, (A,))).failed
+        assert (await world.attach(client)).free == 8  # at the second
+        world.network.heal()
+        world.network.partition("batcher", "two")
+        assert (await world.match(client, (A,))).failed
+        again = await world.attach(client)
+        assert not again.failed and again.cached == 0
+        assert one.ledger.stats().free == 8
+        assert (await world.match(client, (A,))).blocks == ((),)
+
+    on_world(case)
+
+
+def test_it_stays_with_its_kvstore_and_leaves_one_that_does_not_answer() -> None:
+    async def case(world: World) -> None:
+        one, two = await world.start("one"), await world.start("two")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        assert (one.ledger.stats().total, two.ledger.stats().total) == (0, 8)  # the last to write
+        for _ in range(3):
+            await asyncio.sleep(4.0)
+            await world.attach(client)
+        assert one.ledger.stats().total == 0
+        await world.kill("two")
+        assert (await world.attach(client)).failed
+        assert not (await world.attach(client)).failed
+        assert one.ledger.stats().total == 8
+
+    on_world(case)
+
+
+def test_spans_reach_kvstore() -> None:
+    async def case(world: World) -> None:
+        await world.start("k")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        parent = TraceContext(b"t" * 16, b"s" * 8)
+        trace = TraceRef("r", parent.encode())
+        await client.call(MatchBlocks(9, (RequestId("r"),), ((A,),)), [trace])
+        ((node, span),) = world.tracer.spans
+        assert (node, span.key, span.name, span.parent) == ("k", "r", "kvstore.match", parent.span_id)
+
+    on_world(case)
