@@ -236,8 +236,11 @@ class Scheduler:
         room = min(context_len_max, self._capacity_tokens) - sequence.prompt_len
         sequence.watch.length_max = min(limits.max_tokens, room)
         if sequence.growth_tokens <= 0:
-            error = f"{sequence.num_tokens} tokens do not fit the pool's {self._capacity_tokens}"
-            self._end(sequence, Reason.FAILED, None, now, error)
+            if sequence.watch.length:  # what was said stays; here is no room for more
+                self._end(sequence, Reason.LENGTH, None, now)
+            else:
+                error = f"a prompt of {sequence.prompt_len} tokens in a pool of {self._capacity_tokens}"
+                self._end(sequence, Reason.FAILED, None, now, error)
             return
         self._admission.remove(sequence)
         self._running.seat(sequence)

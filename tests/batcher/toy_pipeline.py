@@ -135,11 +135,11 @@ class ToyKvStore:
         self.refs = {}
         for block in effect.held:
             self.refs[block] = self.refs.get(block, 0) + 1
-        for block in range(self.num_blocks):
+        for block in map(BlockId, range(self.num_blocks)):
             if block in self.refs:
                 self._forget(block)
                 if block in committed:
-                    self._name(block, committed[BlockId(block)])
+                    self._name(block, committed[block])
                 self.cached.pop(block, None)
             elif block in self.hashes:
                 self.cached[block] = None
@@ -163,12 +163,12 @@ class ToyKvStore:
         for chain in effect.chains:
             hit = []
             for block_hash in chain:
-                block = self.index.get(block_hash)
-                if block is None:
+                cached = self.index.get(block_hash)
+                if cached is None:
                     break
-                self.cached.pop(block, None)
-                self.refs[block] = self.refs.get(block, 0) + 1
-                hit.append(BlockId(block))
+                self.cached.pop(cached, None)
+                self.refs[cached] = self.refs.get(cached, 0) + 1
+                hit.append(BlockId(cached))
             answer.append(tuple(hit))
         return tuple(answer)
 
@@ -186,16 +186,16 @@ class ToyKvStore:
                     self.cached[block] = None
                 else:
                     self.free.append(block)
-        leased = []
+        leased: list[BlockId] = []
         while len(leased) < effect.lease and (self.free or self.cached):
             if self.free:
-                block = self.free.popleft()
+                blank = self.free.popleft()
             else:
-                block = next(reversed(self.cached))
-                del self.cached[block]
-                self._forget(block)
-            self.refs[block] = 1
-            leased.append(BlockId(block))
+                blank = next(reversed(self.cached))
+                del self.cached[blank]
+                self._forget(blank)
+            self.refs[blank] = 1
+            leased.append(BlockId(blank))
         return tuple(leased)
 
     def check(self) -> None:
@@ -221,6 +221,7 @@ class World:
     ended: dict[RequestId, Ended] = field(default_factory=dict)
     admitted: list[RequestId] = field(default_factory=list)
     added_at: dict[RequestId, float] = field(default_factory=dict)
+    alone: set[RequestId] = field(default_factory=set)
     steps: int = 0
 
     def __post_init__(self) -> None:
@@ -228,9 +229,9 @@ class World:
         self.workers = ToyWorkers(self.config.block_size_tokens, self.num_blocks)
         self.kvstore = ToyKvStore(self.num_blocks)
         self.ring: deque[StepPlan] = deque()  # sent, not executed
-        self.results: deque[StepReturned] = deque()
         self.calls: deque[tuple[BlockEffect, int]] = deque()
         self.sampling: set[RequestId] = set()
+        self.steps_alone: set[int] = set()
 
     # ---- what the core would do
 
@@ -255,6 +256,20 @@ class World:
         self.scheduler.add_waiting(request, self.now, 0.5, deadline)
         self.take()
 
+    def run(self, request: Request, output_ids: tuple[int, ...], alone: bool) -> None:
+        self.requests[request.id] = request
+        self.outputs[request.id] = list(output_ids)
+        self.sampling.discard(request.id)
+        (self.alone.add if alone else self.alone.discard)(request.id)
+        self.scheduler.run(request, output_ids, self.now, None, alone, age_s=0.25)
+        self.take()
+
+    def stop(self, request_id: RequestId) -> None:
+        had = self.scheduler.stop(request_id, self.now)
+        assert had is not None and list(had.output_ids) == self.outputs.get(request_id, [])
+        self.sampling.discard(request_id)
+        self.take()
+
     def plan(self) -> bool:
         self.scheduler.tick(self.now)
         plan = self.scheduler.plan(self.now)
@@ -272,6 +287,10 @@ class World:
         assert sum(len(row.token_ids) for row in plan.rows) <= config.step_tokens_max
         assert len(plan.rows) <= config.sequences_max
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
+        assert not any(sent.number in self.steps_alone for sent in self.ring), "another shares its ring"
+        if any(row.request_id in self.alone for row in plan.rows):
+            assert len(plan.rows) == 1 and not self.ring, "it shares the ring"
+            self.steps_alone.add(plan.number)
         for row in plan.rows:
             assert row.request_id not in self.sampling, "a step behind a sampling one of the same sequence"
             if row.samples:
@@ -289,9 +308,9 @@ class World:
         self.epoch += 1
         self.formed = True
         self.ring.clear()
-        self.results.clear()
         self.calls.clear()
         self.sampling.clear()
+        self.steps_alone.clear()
         self.workers.form()
         if pool_changed:
             self.workers = ToyWorkers(self.config.block_size_tokens, self.num_blocks)
@@ -317,21 +336,18 @@ class World:
         plan = self.ring.popleft()
         tokens = self.workers.execute(plan)
         for row in plan.rows:
-            self._check_memory(row.request_id, row.slot, row.start + len(row.token_ids))
-        self.results.append(StepReturned(self.now, plan.epoch, plan.number, tokens))
-        self._sampled = [row.request_id for row in plan.rows if row.samples]
-        self._return()
+            if row.output_index == len(self.outputs.get(row.request_id, [])):
+                self._check_memory(row.request_id, row.slot, row.start + len(row.token_ids))
+        for row in plan.rows:
+            if row.samples:
+                self.sampling.discard(row.request_id)
+        assert self.scheduler.returned(StepReturned(self.now, plan.epoch, plan.number, tokens))
+        self.take()
 
     def _check_memory(self, request_id: RequestId, slot: int, length: int) -> None:
         if request_id in self.scheduler.request_ids():
             ids = [*self.requests[request_id].prompt_ids, *self.outputs.get(request_id, [])]
             assert self.workers.read(slot, length) == ids[:length], "the memory holds another prefix"
-
-    def _return(self) -> None:
-        for request_id in self._sampled:
-            self.sampling.discard(request_id)
-        assert self.scheduler.returned(self.results.popleft())
-        self.take()
 
     def answer(self) -> None:
         """One call to kvstore ends, one way or another."""
