@@ -28,7 +28,7 @@ class Outbox:
     def flush(self, now: float, served: Iterable[GatewayId]) -> None:
         """Sends what gathered; a served gateway that heard nothing for `BEAT_S` gets an empty chunk."""
         for gateway in served:
-            if gateway not in self._open and now - self._sent_at.get(gateway, -BEAT_S) >= BEAT_S:
+            if gateway not in self._open and now >= self._beat_at(gateway):
                 self._open[gateway] = ([], [])
         for gateway, (parts, finishes) in self._open.items():
             number = self._numbers.pop(gateway, 0) + 1
@@ -42,4 +42,7 @@ class Outbox:
             del self._numbers[oldest], self._sent_at[oldest]
 
     def next_beat(self, served: Iterable[GatewayId]) -> float | None:
-        return min((self._sent_at.get(g, 0.0) + BEAT_S for g in served), default=None)
+        return min(map(self._beat_at, served), default=None)
+
+    def _beat_at(self, gateway: GatewayId) -> float:
+        return self._sent_at.get(gateway, -BEAT_S) + BEAT_S

@@ -108,6 +108,7 @@ class Node:
 
 class World:
     def __init__(self, options: Options) -> None:
+        self._loop = asyncio.get_running_loop()
         self.options = options
         self.rng = random.Random(f"world {options.seed}")
         self.habits = SimHabits(options)
@@ -122,11 +123,14 @@ class World:
         self.failures: list[str] = []
         self.failed = asyncio.Event()
         self.history: list[str] = []
+        self.errors: list[BaseException] = []
+        self.hang_s = 0.0  # how much longer the next run of a device takes
+        self.gateways_died = False
+        self.closing = False
         self._ids = 0
-        self._loop = asyncio.get_running_loop()
 
     def wall_ns(self) -> int:
-        return EPOCH_NS + int(self._loop.time() * 1e9) if hasattr(self, "_loop") else EPOCH_NS
+        return EPOCH_NS + int(self._loop.time() * 1e9)
 
     def new_id(self, name: str) -> str:
         self._ids += 1
@@ -140,7 +144,7 @@ class World:
         self.note(f"FAILURE {what}")
         self.failures.append(what)
         if error is not None:
-            self.errors = [*getattr(self, "errors", []), error]
+            self.errors.append(error)
         self.failed.set()
 
     def add(self, name: str, factory: Factory) -> Node:
@@ -158,10 +162,16 @@ class World:
         if not node.up and not self.closing:
             node.start()
 
-    closing = False
+    def calm(self) -> None:
+        """The faults are over."""
+        self.note("calm")
+        self.habits.calm = True
+        self.rpc.habits = RpcHabits(0.0, self.options.delay_s)
 
     async def bounce(self, node: Node, after_s: float) -> None:
         self.note(f"kill {node.name}")
+        if node.name.startswith("gateway"):
+            self.gateways_died = True
         await self._restart(node, after_s)
         self.note(f"start {node.name}")
 

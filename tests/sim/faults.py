@@ -1,0 +1,122 @@
+"""What happens to the deployment of a seed, and when: drawn beforehand, carried out while clients run."""
+
+import asyncio
+import random
+
+from tests.sim.world import Node, World
+
+
+async def run_faults(world: World) -> None:
+    """Draws and carries out the seed's faults, one after another at random times."""
+    options = world.options
+    rng = random.Random(f"faults {options.seed}")
+    kinds = [kind for kind in options.faults if kind in _FAULTS]
+    if not kinds:
+        return
+    times = sorted(rng.uniform(0.0, options.fault_time_s) for _ in range(options.num_faults))
+    start = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        for at in times:
+            kind = rng.choice(kinds)
+            fault = _FAULTS[kind](world, random.Random(rng.getrandbits(64)))
+            group.create_task(_at(start + at, fault), name=f"fault {kind}")
+
+
+async def _at(when: float, fault) -> None:  # type: ignore[no-untyped-def]
+    loop = asyncio.get_running_loop()
+    try:
+        await asyncio.sleep(max(0.0, when - loop.time()))
+    except asyncio.CancelledError:
+        fault.close()
+        raise
+    await fault
+
+
+def _nodes(world: World, kind: str) -> list[Node]:
+    return [node for name, node in world.nodes.items() if name.startswith(kind) and node.up]
+
+
+def _pause_s(rng: random.Random) -> float:
+    """Down times around the protocol's own: ack wait, takeover, free-after, registry."""
+    return rng.choice((0.05, 0.3, 1.2, 3.0))
+
+
+def _killer(kind: str):  # type: ignore[no-untyped-def]
+    async def fault(world: World, rng: random.Random) -> None:
+        nodes = _nodes(world, kind)
+        if nodes:
+            await world.bounce(rng.choice(nodes), _pause_s(rng))
+
+    return fault
+
+
+async def _broker(world: World, rng: random.Random) -> None:
+    if world.broker.up:
+        world.note("broker stops")
+        world.broker.stop()
+        await asyncio.sleep(_pause_s(rng))
+        world.broker.start()
+        world.note("broker starts")
+
+
+async def _pause(world: World, rng: random.Random) -> None:
+    """SIGSTOP and SIGCONT of any process."""
+    nodes = [n for n in world.nodes.values() if n.up and not n.sleeper.stopped]
+    if nodes:
+        node = rng.choice(nodes)
+        sleeper = node.sleeper
+        world.note(f"stop {node.name}")
+        sleeper.stop()
+        await asyncio.sleep(_pause_s(rng))
+        world.note(f"continue {node.name}")
+        sleeper.wake()
+
+
+async def _cut(world: World, rng: random.Random) -> None:
+    """A process that can't reach the broker; the ring goes on."""
+    nodes = [n for n in world.nodes.values() if n.up]
+    if nodes:
+        name = rng.choice(nodes).bus_name
+        world.note(f"cut {name} from the broker")
+        world.broker.cut(name)
+        await asyncio.sleep(_pause_s(rng))
+        world.broker.heal(name)
+        world.note(f"heal {name}")
+
+
+async def _link(world: World, rng: random.Random) -> None:
+    """A link of the ring is lost, or hangs for a while."""
+    ends = [n.name for n in [*_nodes(world, "worker"), *_nodes(world, "batcher")]]
+    if len(ends) < 2:
+        return
+    a, b = rng.sample(ends, 2)
+    if rng.random() < 0.5:
+        world.note(f"links {a}-{b} lost")
+        world.ring.cut(a, b)
+        return
+    world.note(f"partition {a}-{b}")
+    world.ring.partition(a, b)
+    world.rpc.partition(a, b)
+    await asyncio.sleep(_pause_s(rng))
+    world.ring.heal(a, b)
+    world.rpc.heal()
+    world.note(f"heal {a}-{b}")
+
+
+async def _hang(world: World, rng: random.Random) -> None:
+    """A device that takes very long over one step."""
+    world.note("a device hangs")
+    world.hang_s = rng.choice((0.5, 3.0, 8.0))
+
+
+_FAULTS = {
+    "worker": _killer("worker"),
+    "batcher": _killer("batcher"),
+    "kvstore": _killer("kvstore"),
+    "gateway": _killer("gateway"),
+    "broker": _broker,
+    "pause": _pause,
+    "cut": _cut,
+    "link": _link,
+    "hang": _hang,
+}

@@ -1,0 +1,146 @@
+"""One seed from beginning to end: faults while clients ask, then calm, then rest; and the checks of each."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+
+from batcher.config import Config as BatcherConfig
+from batcher.service import Batcher
+from chassis import log
+from gateway.config import Config as GatewayConfig
+from gateway.service import Gateway
+from kvstore.config import Config as KvConfig
+from kvstore.service import KvStore
+from shard_worker.compute import InlineCompute
+from shard_worker.config import Config as WorkerConfig
+from shard_worker.fake_model import FakeConfig, FakeExecutor
+from shard_worker.service import ShardWorker
+from tests.sim import checkers
+from tests.sim.clients import NUM_LAYERS, POISON_ID, Outcome, SimClient, draw_plans
+from tests.sim.faults import run_faults
+from tests.sim.loop import SimLoop
+from tests.sim.loop import run as run_virtual
+from tests.sim.options import Options, draw
+from tests.sim.pause import task_factory
+from tests.sim.world import World
+
+CALM_S = 90.0  # everything ends within this time after the last fault
+REST_S = 20.0  # late publishes and detach counts run out
+WATCH_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    seed: int
+    failures: tuple[str, ...]
+    history: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    virtual_s: float
+    real_s: float
+
+
+def build(world: World) -> None:
+    options = world.options
+    batcher = BatcherConfig(
+        num_stages=options.stages,
+        listen="mem://batcher:0",
+        waiting_len_max=options.waiting_len_max,
+        running_len_max=options.running_len_max,
+        step_tokens_max=options.step_tokens_max,
+        steps_in_flight=options.steps_in_flight,
+        block_size_tokens=options.block_size_tokens,
+        step_timeout_ms=2_000,
+        reform_timeout_ms=6_000,
+        form_timeout_ms=3_000,
+    )
+    fake = FakeConfig(num_blocks=options.num_blocks, num_layers=NUM_LAYERS, poison_id=POISON_ID)
+    costs = random.Random(f"costs {options.seed}")
+
+    def delay_s() -> float:
+        hang_s, world.hang_s = world.hang_s, 0.0
+        return hang_s + options.step_cost_s * (0.5 + costs.random())
+
+    worker = WorkerConfig(listen="mem://worker:0", rpc_listen="worker:0", slot_mb=1)
+    world.add("kvstore0", lambda p: KvStore(KvConfig(rpc_address="kvstore:0", check_every_calls=1), p))
+    for i in range(options.stages + options.spares):
+        world.add(
+            f"worker{i}",
+            lambda p: ShardWorker(worker, p, FakeExecutor(fake, lambda s: None), InlineCompute(delay_s)),
+        )
+    for i in range(options.batchers):
+        world.add(f"batcher{i}", lambda p: Batcher(batcher, p))
+    for i in range(options.gateways):
+        world.add(f"gateway{i}", lambda p: Gateway(GatewayConfig(grpc_address=""), p))
+
+
+async def watch(world: World) -> None:
+    while True:
+        await asyncio.sleep(WATCH_S)
+        try:
+            checkers.check_cores(world)
+        except AssertionError as error:
+            world.fail(f"invariant: {error}", error)
+            return
+
+
+async def live(options: Options, outcomes: list[Outcome]) -> World:
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(task_factory)  # type: ignore[arg-type]
+    world = World(options)
+    build(world)
+    for node in world.nodes.values():
+        node.start()
+    clients = [SimClient(world, plan) for plan in draw_plans(world)]
+    outcomes.extend(client.outcome for client in clients)
+    watching = loop.create_task(watch(world))
+    asking = [loop.create_task(client.run(), name=client.outcome.plan.name) for client in clients]
+    try:
+        await run_faults(world)
+        world.calm()
+        _, late = await asyncio.wait(asking, timeout=CALM_S)
+        for task in late:
+            world.fail(f"{task.get_name()} has no answer {CALM_S:.0f} s after the last fault")
+        for task in asking:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                world.fail(f"{task.get_name()} crashed: {task.exception()!r}", task.exception())
+        if not world.failures:
+            await asyncio.sleep(REST_S)
+            for outcome in outcomes:
+                checkers.check_answer(world, outcome)
+            checkers.check_logs(world, outcomes)
+            checkers.check_rest(world)
+            checkers.check_traces(world)
+    finally:
+        watching.cancel()
+        for task in asking:
+            task.cancel()
+        await asyncio.wait([watching, *asking])
+        await world.close()
+    return world
+
+
+def run_seed(seed: int, options: Options | None = None) -> Report:
+    """Runs one seed; the same seed at the same commit does the same."""
+    log.bind(level="off")
+    start = time.perf_counter()
+    outcomes: list[Outcome] = []
+    times: list[float] = []
+
+    async def main() -> World:
+        try:
+            return await live(options or draw(seed), outcomes)
+        finally:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, SimLoop)
+            times.append(loop.time())
+
+    world = run_virtual(main())
+    return Report(
+        seed,
+        tuple(world.failures),
+        tuple(world.history),
+        tuple(outcomes),
+        times[0],
+        time.perf_counter() - start,
+    )
