@@ -76,7 +76,8 @@ class JetStreamBus:
         self._wire.send(token, js.ACK)
 
     def progress(self, token: AckToken) -> None:
-        self._wire.send(token, js.PROGRESS)
+        if self._wire.connected:  # kept until a reconnect it would be worthless, and one of thousands
+            self._wire.send(token, js.PROGRESS)
 
     def nak(self, token: AckToken, delay_s: float = 0.0) -> None:
         self._wire.send(token, js.nak(delay_s))

@@ -30,6 +30,9 @@ _TAKEN = (10058, 10148, 10013)  # a stream or consumer of this name exists, conf
 class Wire(Protocol):
     """A connection to the broker."""
 
+    @property
+    def connected(self) -> bool: ...
+
     def send(self, subject: str, data: bytes, reply: str = "", headers: Headers | None = None) -> None:
         """Sends and forgets."""
 

@@ -207,7 +207,8 @@ class MemoryBus:
 
     def _settle(self, kind: Settle, token: AckToken, delay_s: float = 0.0) -> None:
         if not self._link.connected:
-            self._keep((kind, token, delay_s))
+            if kind is not Settle.PROGRESS:  # one that arrives after a reconnect is worthless
+                self._keep((kind, token, delay_s))
             return
         subject = self._broker.deliveries.subject_of(token)
         travel_s = self._broker.habits.settle_delay_s(self.name, kind, subject)

@@ -402,6 +402,25 @@ async def cancelled_fetch(world: World) -> None:
 test_a_cancelled_fetch_loses_nothing = contract(cancelled_fetch)
 
 
+async def two_fetches(world: World) -> None:
+    """Of one consumer by one process, at once."""
+    a = await world.bus()
+    waiting = [asyncio.create_task(a.fetch(REQUESTS, CONSUMER, 1, 2.0)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    await a.append(request("r"), b"")
+    await a.append(request("s"), b"")
+    got = [delivery.message.subject for task in waiting for delivery in await task]
+    assert sorted(got) == [request("r"), request("s")]
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    both = [a.fetch(REQUESTS, subjects.consumer_name(MODEL, 1), 1, 0.2) for _ in range(2)]
+    assert await asyncio.gather(*both) == [[], []]
+    assert loop.time() - begun_s < 1.5
+
+
+test_two_fetches = contract(two_fetches)
+
+
 async def many_held(world: World) -> None:
     a = await world.bus()
     await asyncio.gather(*(a.append(request(f"r{i}"), b"") for i in range(300)))
