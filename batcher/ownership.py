@@ -48,20 +48,20 @@ class Ownership:
         held = self._held.get(request_id)
         return held.attempt if held is not None and held.claimed else None
 
+    def gateways(self) -> tuple[GatewayId, ...]:
+        """Who must hear that this batcher lives: the gateways of all requests it owns."""
+        served: dict[GatewayId, None] = {}
+        for held in self._held.values():
+            if held.claimed:
+                served.update(dict.fromkeys(held.audience.next_index))
+        return tuple(served)
+
     def counts(self) -> dict[State, int]:
         """How many requests are in each state."""
         counts = dict.fromkeys(State, 0)
         for held in self._held.values():
             counts[held.state] += 1
         return counts
-
-    def gateways(self) -> tuple[GatewayId, ...]:
-        """Gateways that expect something of a request that is owned here."""
-        served: dict[GatewayId, None] = {}
-        for held in self._held.values():
-            if held.claimed:
-                served.update(dict.fromkeys(held.audience.next_index))
-        return tuple(served)
 
     def next_timer(self) -> float | None:
         if not self._held:
@@ -177,11 +177,11 @@ class Ownership:
             gap_s = max(gap_s, event.gap_s)
         self._turn.now = event.now
         if gap_s > self._config.ack_wait_s:
-            self._doubt_all()
+            self._doubt_all(gap_s)
 
-    def _doubt_all(self) -> None:
+    def _doubt_all(self, slept_s: float) -> None:
         for held in self._held.values():
-            held.on_pause()
+            held.on_pause(slept_s)
             self._settle(held)
 
     def _on_tick(self) -> None:
@@ -230,7 +230,7 @@ class Ownership:
         if event.alive:
             self._draining = False
             if not self._alive:
-                self._doubt_all()
+                self._doubt_all(0.0)
         self._alive = event.alive
 
     def _on_drain(self) -> None:
