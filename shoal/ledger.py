@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from chassis.messages.request import Terminal
-from chassis.trace import STEPS, Span, decode_steps, step_key
+from chassis.trace import ATTEMPT, STEPS, Span, decode_steps, step_key
 
 ROOTS = ("gateway.generate", "gateway.resume")
 SUMMARY = "batcher.request"
+_SEGMENTS = ("batcher.prefill", "batcher.decode")
 FIRST_TOKEN = "shoal.first_token_us"  # attribute of the root: from its start to the first delta with ids
 
 
@@ -104,10 +105,10 @@ def ledger(
     rows.extend(_inside(spans, steps, "batcher.decode", timings.decode_us))
     if timings.interrupted_us:
         rows.append(Row("interrupted", timings.interrupted_us, "deaths, takeovers, preemption"))
-    rows.extend(_ending(root, newest(spans, "batcher.finish"), stored_ns, timings_us(terminal), terminal_ns))
+    rows.extend(_ending(root, spans, stored_ns, timings_us(terminal), terminal_ns))
     start_ns = root.start_ns if root is not None else stored_ns
     end_ns = root.end_ns if root is not None else terminal_ns
-    first_us, first_rows = _first(root, spans, before, prefill_rows, timings.interrupted_us)
+    first_us, first_rows = _first(root, spans, before, prefill_rows)
     return Ledger(_between(start_ns, end_ns), tuple(rows), first_us, first_rows)
 
 
@@ -127,39 +128,39 @@ def _summary(spans: Iterable[Span]) -> Span | None:
 
 
 def _ending(
-    root: Span | None, finish: Span | None, stored_ns: int, counted_us: int, terminal_ns: int
+    root: Span | None, spans: Sequence[Span], stored_ns: int, counted_us: int, terminal_ns: int
 ) -> list[Row]:
+    """From the last token on."""
+    counted_ns = stored_ns + counted_us * 1000
+    finish = newest(spans, "batcher.finish")
     if finish is not None:
-        record_us, recorded_ns = _us(finish), finish.end_ns
+        last_ns = max((s.end_ns for s in spans if s.name in _SEGMENTS), default=counted_ns)
+        record_us, recorded_ns = _between(last_ns, finish.end_ns), finish.end_ns
     else:
-        recorded_ns = max(terminal_ns, stored_ns + counted_us * 1000)
-        record_us = _between(stored_ns + counted_us * 1000, recorded_ns)
-    rows = [Row("record", record_us, "writing the terminal record")]
+        recorded_ns = max(terminal_ns, counted_ns)
+        record_us = _between(counted_ns, recorded_ns)
+    rows = [Row("record", record_us, "ending it, writing the terminal record")]
     if root is not None:
         rows.append(Row("delivery", _between(recorded_ns, root.end_ns), "the end, to the client"))
     return rows
 
 
 def _first(
-    root: Span | None,
-    spans: Sequence[Span],
-    before: Sequence[Row],
-    prefill: Sequence[Row],
-    interrupted_us: int,
+    root: Span | None, spans: Sequence[Span], before: Sequence[Row], prefill: Sequence[Row]
 ) -> tuple[int | None, tuple[Row, ...]]:
-    """A request that was interrupted has no telling where: then nothing is said of its first token."""
-    made = max((s.end_ns for s in spans if s.name == "batcher.prefill"), default=None)
-    if root is None or made is None or interrupted_us:
+    """Nothing is said of the first token of a request that was interrupted: its rows can't tell when."""
+    first_us = root.attributes.get(FIRST_TOKEN) if root is not None else None
+    broken = any(s.name == "batcher.interrupted" or int(s.attributes.get(ATTEMPT, 1)) > 1 for s in spans)
+    if root is None or first_us is None or broken:
         return None, ()
-    rows = (*before, *prefill)
-    first_us = root.attributes.get(FIRST_TOKEN)
-    if first_us is None:
-        return _between(root.start_ns, made), rows
-    shown = int(first_us)
-    return shown, (
-        *rows,
-        Row("delivery", max(0, shown - _between(root.start_ns, made)), "to the first delta"),
-    )
+    rows = [*before, *prefill]
+    left_us = max(0, int(first_us) - sum(row.us for row in rows if not row.inner))
+    claim, made = newest(spans, "batcher.claim"), newest(spans, "batcher.prefill")
+    if claim is not None and made is not None and claim.end_ns > made.end_ns:
+        claim_us = min(_between(made.end_ns, claim.end_ns), left_us)
+        rows.append(Row("claim", claim_us, "made, but its claim was not stored yet"))
+        left_us -= claim_us
+    return int(first_us), (*rows, Row("delivery", left_us, "to the first delta"))
 
 
 def _inside(spans: Sequence[Span], steps: Sequence[Span], name: str, whole_us: int) -> tuple[Row, ...]:

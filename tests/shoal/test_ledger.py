@@ -115,6 +115,14 @@ def test_the_first_token_has_its_own_rows() -> None:
     assert book.first_added_us == 28_000 - 15_000
 
 
+def test_a_claim_that_is_late_holds_the_first_token_back() -> None:
+    late = made([*SPANS, span("batcher.claim", 8, 27.6)])
+    rows = {row.name: row.us for row in late.first_rows if not row.inner}
+    assert (rows["claim"], rows["delivery"]) == (600, 400)
+    early = made([*SPANS, span("batcher.claim", 8, 20)])
+    assert "claim" not in {row.name for row in early.first_rows}
+
+
 def test_steps_that_overlap_count_once() -> None:
     overlapping = [step(1, 0, 10, 6000), step(2, 2, 12, 6000), step(3, 4, 14, 6000)]
     t = times(overlapping, 20_000)
@@ -139,7 +147,7 @@ def test_an_interruption_is_a_row_and_hides_the_first_token() -> None:
     broken = terminal(
         queued_us=2000, waiting_us=1000, prefill_us=20_000, decode_us=30_000, interrupted_us=10_000
     )
-    book = made(end=broken)
+    book = made([*SPANS, span("batcher.interrupted", 30, 40)], end=broken)
     assert rows(book)["interrupted"] == 10_000
     assert book.unaccounted_us == 0
     assert book.first_us is None
