@@ -7,7 +7,7 @@ from chassis.messages.card import TokenBytes
 from gateway.detokenizer import Detokenizer, OutputText
 from gateway.holdback import Holdback
 
-FAST = settings(deadline=None, derandomize=True, max_examples=300)
+FAST = settings(deadline=None, derandomize=True, max_examples=120)
 BYTES = TokenBytes.of(bytes([b]) for b in range(256))
 TEXT = st.text(alphabet="ab \u00e9\u20ac\U0001f30a", max_size=40)
 SMALL = st.binary(min_size=1, max_size=4).map(lambda b: bytes(97 + x % 3 for x in b))
