@@ -7,6 +7,7 @@ pipeline. They speak through this file alone. After each batch of events the she
 from dataclasses import dataclass, replace
 
 from batcher.events import (
+    Admitted,
     Append,
     BlocksExchanged,
     BlocksMatched,
@@ -65,7 +66,7 @@ class Interrupted:
     request_ids: tuple[RequestId, ...]
 
 
-Effect = OwnershipEffect | BlockEffect | FormationEffect | Interrupted
+Effect = OwnershipEffect | BlockEffect | FormationEffect | Interrupted | Admitted
 
 
 def _rows(t: Timings) -> int:
@@ -225,4 +226,6 @@ class Core:
             if not taken.notes:
                 return
             for note in taken.notes:
+                if isinstance(note, Admitted):
+                    self._out.append(note)
                 self._owned(self.ownership.handle(note), now)

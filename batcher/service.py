@@ -88,6 +88,7 @@ class Batcher:
             ev.Ack: self._settling.append,
             ev.Nak: self._settling.append,
             ev.Progress: self._progress,
+            ev.Admitted: lambda e: self._account.admitted(e.request_id, ports.wall_ns()),
             ev.DeadLetter: lambda e: self._spawn(self._records.dead_letter(e)),
             ev.Count: self._count,
             ev.Closed: lambda e: self._account.closed(e.request_id, e.why, ports.wall_ns()),
