@@ -154,6 +154,8 @@ class Holding:
             error=self.error if self.why is Reason.FAILED else "",
             tenant=self.request.tenant,
             body_digest=self.request.body_digest,
+            model=self.request.model,
+            stop=self.request.limits.stop,
         )
 
     def _whole(self, made: Timings, now: float) -> Timings:
