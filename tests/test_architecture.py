@@ -302,7 +302,7 @@ def test_nothing_is_left_undone_or_tied_to_one_machine() -> None:
     )
     found = []
     for path in tracked():
-        if path.suffix in {".gguf", ".png", ".svg", ".safetensors"} or path == Path(__file__).resolve():
+        if path.suffix in {".png", ".svg"} or WIRE in path.parents or path == Path(__file__).resolve():
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             if match := unwanted.search(line):
