@@ -37,7 +37,7 @@ BOOT = BootId("baredriver")
 @dataclass(frozen=True, slots=True)
 class Recorded:
     header: bytes
-    after: int  # index of the step that must have come back first; -1: none
+    after: int  # index, over all runs, of the step that must have come back first; -1: none
     sampled: int  # tokens it yields
 
 
@@ -58,26 +58,34 @@ class Run:
     steps: int
 
 
-def load(path: Path, epoch: int) -> list[Recorded]:
-    """The steps of a recording's last epoch that have rows, renumbered into `epoch`."""
+def load(path: Path, epoch: int) -> list[list[Recorded]]:
+    """A recording's steps, renumbered into `epoch`, in runs: an empty step (an idle second) parts them.
+
+    Steps of earlier epochs than the recording's last are left out.
+    """
     frames = list(read_frames(path))
     last_epoch = parse_step(frames[-1]).epoch
-    recorded: list[Recorded] = []
+    runs: list[list[Recorded]] = [[]]
     last_sampling: dict[int, int] = {}  # slot -> index of the step that last sampled it
+    index = 0
     for frame in frames:
         step = parse_step(frame)
-        if step.epoch != last_epoch or not len(step.slots):
+        if step.epoch != last_epoch:
+            continue
+        if not len(step.slots):
+            if runs[-1]:
+                runs.append([])
             continue
         slots = step.slots.tolist()
-        index = len(recorded)
         after = max((last_sampling.get(s, -1) for s in slots), default=-1)
         sampling = [s for s, f in zip(slots, step.flags.tolist(), strict=True) if f & FLAG_SAMPLES]
         last_sampling.update(dict.fromkeys(sampling, index))
         message = pb.Step.FromString(frame)
         message.epoch, message.step = epoch, index + 1
         message.ClearField("trace_parent")
-        recorded.append(Recorded(message.SerializeToString(), after, len(sampling)))
-    return recorded
+        runs[-1].append(Recorded(message.SerializeToString(), after, len(sampling)))
+        index += 1
+    return [r for r in runs if r]
 
 
 class BareDriver:
@@ -86,6 +94,7 @@ class BareDriver:
         self._transport = transport
         self._links: list[Link] = []
         self._result: asyncio.Future[Link] | None = None
+        self._returned = 0  # over all runs of this epoch
 
     async def form(self, layout: Layout, epoch: int) -> None:
         self._result = asyncio.get_running_loop().create_future()
@@ -119,19 +128,25 @@ class BareDriver:
             self._result.set_result(link)
 
     async def drive(self, steps: Sequence[Recorded], in_flight_max: int) -> Run:
+        """One run, after those before it in the same recording."""
         assert self._result is not None
         result_link = await asyncio.wait_for(self._result, 5.0)
-        sent = returned = 0
+        first = self._returned
+        sent = 0
         start = time.perf_counter()
-        while returned < len(steps):
-            while sent < len(steps) and sent - returned < in_flight_max and steps[sent].after < returned:
+        while self._returned - first < len(steps):
+            while (
+                sent < len(steps)
+                and first + sent - self._returned < in_flight_max
+                and steps[sent].after < self._returned
+            ):
                 await self._links[0].send(steps[sent].header)
                 sent += 1
             frame = await result_link.receive()
             result = parse_result(frame.header)
             frame.release()
-            assert result.number == returned + 1, "results out of order"
-            returned += 1
+            self._returned += 1
+            assert result.number == self._returned, "results out of order"
         seconds = time.perf_counter() - start
         return Run(seconds, sum(s.sampled for s in steps), len(steps))
 

@@ -8,7 +8,7 @@ import asyncio
 import ctypes
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -31,7 +31,7 @@ def die_with_parent() -> None:
 @dataclass(slots=True)
 class Child:
     name: str
-    argv: Sequence[str]
+    argv: list[str]
     env: Mapping[str, str]
     log_path: Path
     restart: bool = True

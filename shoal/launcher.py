@@ -184,6 +184,19 @@ class Deployment:
             self._lock = None
         return killed
 
+    async def retire(self, name: str, grace_s: float = DRAIN_TIMEOUT_S) -> bool:
+        """Drains one process, which is not started again; False when it had to be killed."""
+        clean = await self.children[name].end(grace_s)
+        await asyncio.wait({self._tasks[name]})
+        return clean
+
+    async def relaunch(self, name: str) -> None:
+        """Starts a retired process again, as it was."""
+        child = self.children[name]
+        self._launch(name, child.argv, child.env)
+        if name.split("-")[0] == "batcher":
+            self._strangers = await self._with_bus(_standing)
+
     async def wait_crashed(self) -> str:
         """The name of the first process that ends for good (only with `restart` off)."""
         done, _ = await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,62 @@
+"""`python -m bench ROW...`: measures rows and appends them to `bench/results/`. Without a row: all."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable
+
+
+def _tax(args: argparse.Namespace) -> None:
+    from bench import tax
+
+    setting = tax.Setting(
+        model=args.model,
+        stages=args.stages,
+        rounds=args.rounds,
+        workloads=tuple(args.workloads.split(",")),
+    )
+    asyncio.run(tax.main(setting))
+
+
+def _stalls(args: argparse.Namespace) -> None:
+    from bench import stalls
+
+    asyncio.run(stalls.main(args.model, args.stages))
+
+
+def _streams(args: argparse.Namespace) -> None:
+    from bench import streams
+
+    asyncio.run(streams.main(args.rounds))
+
+
+def _sim(args: argparse.Namespace) -> None:
+    from bench import simulation
+
+    simulation.main()
+
+
+ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "tax": _tax,
+    "stalls": _stalls,
+    "streams": _streams,
+    "sim": _sim,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("rows", nargs="*", choices=[[], *ROWS], help="default: all")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workloads", default="W1,W2,W3,W4")
+    args = parser.parse_args()
+    for row in args.rows or ROWS:
+        sys.stdout.write(f"== {row}\n")
+        ROWS[row](args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

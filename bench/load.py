@@ -1,0 +1,104 @@
+"""Clients of a workload: so many requests at once, of given lengths, and what they saw.
+
+Prompts are random token ids drawn anew for each run, so that no run finds the last one's prefixes cached;
+greedy, the end token ignored. Tokens are counted and timed where the client takes them.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shoal.client import Accepted, AsyncClient, Delta, Finished, Params
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    name: str
+    concurrent: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+W1 = Workload("W1", 1, 128, 128)
+W2 = Workload("W2", 16, 128, 128)
+W3 = Workload("W3", 64, 128, 64)
+W4 = Workload("W4", 1, 1024, 1)
+WORKLOADS = {w.name: w for w in (W1, W2, W3, W4)}
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request, by the client's clock, in seconds since the run began."""
+
+    request_id: str = ""
+    sent_s: float = 0.0
+    arrivals_s: list[float] = field(default_factory=list)  # one per delta with ids
+    ids: list[int] = field(default_factory=list)
+    finished_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    workload: Workload
+    seen: tuple[Seen, ...]
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(len(s.ids) for s in self.seen) / self.seconds
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        return [1000 * (s.arrivals_s[0] - s.sent_s) for s in self.seen]
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """Between deltas of one stream, all streams together."""
+        return [
+            1000 * (b - a) for s in self.seen for a, b in zip(s.arrivals_s, s.arrivals_s[1:], strict=False)
+        ]
+
+    @property
+    def longest_silence_s(self) -> float:
+        """Of any stream, from when it was sent to its end."""
+        times = ([s.sent_s, *s.arrivals_s, s.finished_s] for s in self.seen)
+        return max(b - a for t in times for a, b in zip(t, t[1:], strict=False))
+
+
+def draw_prompts(workload: Workload, seed: int, vocab_size: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    low = min(1000, vocab_size // 2)  # beyond the special tokens
+    return [
+        [rng.randrange(low, vocab_size) for _ in range(workload.prompt_tokens)]
+        for _ in range(workload.concurrent)
+    ]
+
+
+async def ask(client: AsyncClient, prompt: Sequence[int], output_tokens: int, start: float) -> Seen:
+    seen = Seen(sent_s=time.perf_counter() - start)
+    params = Params(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
+    async for event in client.generate(prompt, params):
+        match event:
+            case Accepted(request_id=request_id):
+                seen.request_id = request_id
+            case Delta(ids=ids):
+                if ids:
+                    seen.arrivals_s.append(time.perf_counter() - start)
+                    seen.ids.extend(ids)
+            case Finished(reason=reason):
+                seen.finished_s, seen.reason = time.perf_counter() - start, reason
+    return seen
+
+
+async def run(client: AsyncClient, workload: Workload, seed: int, vocab_size: int) -> Result:
+    """All requests at once; ends with the last answer."""
+    prompts = draw_prompts(workload, seed, vocab_size)
+    start = time.perf_counter()
+    seen = await asyncio.gather(*(ask(client, p, workload.output_tokens, start) for p in prompts))
+    seconds = time.perf_counter() - start
+    for s in seen:
+        assert len(s.ids) == workload.output_tokens, f"{s.request_id}: {len(s.ids)} ids, {s.reason}"
+    return Result(workload, tuple(seen), seconds)
