@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 import pytest
@@ -32,7 +33,7 @@ class Pair:
 Case = Callable[[Pair], Awaitable[None]]
 
 
-def run_grpc(case: Case) -> None:
+def run_grpc(case: Case, run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
     async def main() -> None:
         made = [GrpcRpc(LIMIT_BYTES), GrpcRpc(LIMIT_BYTES)]
 
@@ -47,7 +48,11 @@ def run_grpc(case: Case) -> None:
             for rpc in made:
                 await rpc.close()
 
-    asyncio.run(main())
+    run(main())
+
+
+def run_grpc_on_uvloop(case: Case) -> None:
+    run_grpc(case, pytest.importorskip("uvloop").run)
 
 
 def run_memory(case: Case) -> None:
@@ -62,7 +67,7 @@ def run_memory(case: Case) -> None:
     asyncio.run(main())
 
 
-@pytest.fixture(params=[run_grpc, run_memory], ids=["grpc", "memory"])
+@pytest.fixture(params=[run_grpc, run_grpc_on_uvloop, run_memory], ids=["grpc", "uvloop", "memory"])
 def run(request: pytest.FixtureRequest) -> Callable[[Case], None]:
     runner: Callable[[Case], None] = request.param
     return runner

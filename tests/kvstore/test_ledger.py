@@ -1,6 +1,7 @@
 """The ledger, case by case: what is leased, cached, found, evicted, refused."""
 
 import hashlib
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -434,3 +435,26 @@ def test_statistics_of_one_pool_and_of_all() -> None:
     attach(ledger, PoolRef("h", Epoch(1), 1), stamps=["v.1"], num_blocks=4)
     assert (ledger.stats("h").total, ledger.stats().total) == (4, 12)
     refused(lambda: ledger.stats("x"), "NOT_FOUND", "generation: no pool 'x'")
+
+
+# ---- cost ------------------------------------------------------------------------------------------
+
+
+def test_a_match_and_an_exchange_of_64_blocks_cost_under_200_us() -> None:
+    """At best, so that a busy machine does not fail it; the pool is full, so each lease evicts."""
+    ledger = opened(4096)
+    prompt = chain(*range(64))
+    ledger.exchange(Exchange(REF, releases=fill(ledger, prompt)))
+    while ledger.stats().free:
+        ledger.exchange(
+            Exchange(REF, releases=fill(ledger, chain(("other", ledger.stats().free), *range(63))))
+        )
+    best_s = 1.0
+    for _ in range(100):
+        start_s = time.perf_counter()
+        (table,) = ledger.match(REF, [prompt])
+        leased = ledger.exchange(Exchange(REF, releases=table, lease_count=32)).leased
+        ledger.exchange(Exchange(REF, releases=leased, lease_count=0))
+        best_s = min(best_s, time.perf_counter() - start_s)
+        assert len(table) == 64 and len(leased) == 32
+    assert best_s < 200e-6
