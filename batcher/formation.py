@@ -34,7 +34,9 @@ class EpochWritten:
 
 @dataclass(frozen=True, slots=True)
 class StageFormed:
-    """`kv_stamp` None: refused or unreachable; `last_epoch` is then what the worker knows, if it said."""
+    """`kv_stamp` None: refused or unreachable; `last_epoch` is then what the worker knows, if it said, and
+    `blamed` the worker that could not be reached, if it is not the one that was asked.
+    """
 
     now: float
     call: int
@@ -42,6 +44,7 @@ class StageFormed:
     num_blocks: int = 0
     last_epoch: Epoch = Epoch(0)
     cause: str = ""
+    blamed: BootId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class FormStage:
-    """Dial the worker, then ask it to form; completes as StageFormed."""
+    """Dial all workers before the first, then ask this one to form; completes as StageFormed."""
 
     call: int
     epoch: Epoch
@@ -232,7 +235,7 @@ class Formation:
         stage = self._stages[len(self._stamps)]
         if event.kv_stamp is None:
             self._above = max(self._above, event.last_epoch)
-            return self._fail(event.now, stage.worker.boot)
+            return self._fail(event.now, event.blamed or stage.worker.boot)
         self._num_blocks = min(self._num_blocks or event.num_blocks, event.num_blocks)
         self._stamps.append(event.kv_stamp)
         if len(self._stamps) < len(self._stages):

@@ -32,6 +32,7 @@ from chassis.messages.pipeline import (
     parse_hello,
     parse_result,
 )
+from chassis.messages.registry import WorkerEntry
 from chassis.messages.request import Request
 from chassis.ports import Ports
 from chassis.transport.interface import Link, LinkOptions
@@ -120,17 +121,26 @@ class Ring:
     # ---- forming
 
     async def form(self, want: FormStage) -> StageFormed:
-        """Dials the stage's worker and has it form. Refusals and silence come back as a StageFormed too."""
+        """Has the stage's worker form, once all workers are reached: none is taken from its rest for a dead
+        neighbour's sake. Refusals and silence come back as a StageFormed too.
+        """
         loop = asyncio.get_running_loop()
         if want.epoch > self._epoch:
             self.close(self._epoch)
             self._epoch = want.epoch
-        stage = want.stages[want.index]
+        stage = asked = want.stages[want.index]
         try:
+            if want.index == 0:
+                for asked in want.stages:
+                    link = await self._reach(want.epoch, asked.worker)
+                    if asked is stage:
+                        self._start_sender(link)
+                asked = stage
             reply = await self._form(want)
         except (LinkClosed, RpcError, BadMessage) as error:
-            log.warning("stage not formed", worker=stage.worker.boot, epoch=want.epoch, error=str(error))
-            return StageFormed(loop.time(), want.call, None, cause=str(error))
+            boot = asked.worker.boot
+            log.warning("stage not formed", worker=boot, epoch=want.epoch, error=str(error))
+            return StageFormed(loop.time(), want.call, None, cause=str(error), blamed=boot)
         if reply.refusal is not None:
             log.warning(
                 "stage refused", worker=stage.worker.boot, epoch=want.epoch,
@@ -141,19 +151,20 @@ class Ring:
             )
         return StageFormed(loop.time(), want.call, reply.kv_stamp, reply.num_blocks)
 
-    async def _form(self, want: FormStage) -> Formed:
-        worker = want.stages[want.index].worker
-        hello = build_hello(Hello(want.epoch, BATCHER_STAGE, self._boot, LinkKind.CONTROL))
+    async def _reach(self, epoch: Epoch, worker: WorkerEntry) -> Link:
+        hello = build_hello(Hello(epoch, BATCHER_STAGE, self._boot, LinkKind.CONTROL))
         link = await self._ports.transport.dial(
             worker.transport_address, hello, CONTROL_OPTIONS, self._config.dial_timeout_s
         )
-        if want.epoch != self._epoch:
+        if epoch != self._epoch:
             link.close()
             raise LinkClosed("the epoch has moved on")
         self._links.append(link)
-        self._group.create_task(self._watch(link, want.epoch, worker.boot), name="control link")
-        if want.index == 0:
-            self._start_sender(link)
+        self._group.create_task(self._watch(link, epoch, worker.boot), name="control link")
+        return link
+
+    async def _form(self, want: FormStage) -> Formed:
+        worker = want.stages[want.index].worker
         last = want.index + 1 == len(want.stages)
         following = self._address if last else want.stages[want.index + 1].worker.transport_address
         stage = want.stages[want.index]

@@ -149,3 +149,17 @@ def test_a_silent_worker_is_given_up() -> None:
     assert isinstance(first, FormStage)
     assert f.tick(f.next_timer() or 0) == [CloseLinks(Epoch(5))]
     assert f.state is State.SEEKING
+
+
+def test_who_could_not_be_reached_is_left_alone_not_who_was_to_be_asked() -> None:
+    """The first stage is asked while its neighbour is dead: blaming it would choose the dead one for ever."""
+    f = formation()
+    [write] = f.handle(WorkersSeen(0.0, ((worker("a"), 1), (worker("b"), 2), (worker("c"), 3))))
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(0.0, write.call, Epoch(5)))
+    assert isinstance(first, FormStage) and [s.worker.boot for s in first.stages] == ["a", "b"]
+    f.handle(StageFormed(0.0, first.call, None, cause="refused", blamed=BootId("b")))
+    [write] = f.tick(f.next_timer() or 0)
+    assert isinstance(write, WriteEpoch)
+    [again] = f.handle(EpochWritten(1.0, write.call, Epoch(6)))
+    assert isinstance(again, FormStage) and [s.worker.boot for s in again.stages] == ["a", "c"]

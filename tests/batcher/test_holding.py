@@ -8,7 +8,7 @@ from tests.batcher.ownership_rig import Rig
 
 
 def test_the_terminal_record_tells_its_text_without_the_request() -> None:
-    """Who resumes after the end finds only the record: without the stops, held back text shows twice or never."""
+    """Who resumes after the end finds the record alone; without the stops it would show what was cut."""
     rig = Rig()
     rig.request = replace(rig.request, limits=replace(rig.request.limits, stop=(b"at", b" s")))
     rig.running(10).end(10)
