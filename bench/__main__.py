@@ -36,11 +36,18 @@ def _sim(args: argparse.Namespace) -> None:
     simulation.main()
 
 
+def _cores(args: argparse.Namespace) -> None:
+    from bench import cores
+
+    cores.main()
+
+
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "tax": _tax,
     "stalls": _stalls,
     "streams": _streams,
     "sim": _sim,
+    "cores": _cores,
 }
 
 

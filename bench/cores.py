@@ -1,0 +1,184 @@
+"""What one step costs in each service beside the device's work: the budgets of ARCHITECTURE.md, measured.
+
+No process, no socket: the cores, and the code between them and the wire, on prepared input. Processor time.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+from batcher import events as ev
+from batcher.block_hash import namespace
+from batcher.core import Core
+from batcher.formation import EpochWritten, Formation, FormationConfig, FormStage, StageFormed, WorkersSeen
+from batcher.outbox import Outbox
+from batcher.ownership import Ownership
+from batcher.ring import step_header
+from batcher.scheduler import Scheduler, SchedulerConfig
+from batcher.stops import Stops
+from bench.results_file import Sample, table, write
+from chassis.ids import AckToken, BlockId, BootId, Epoch, GatewayId, RequestId
+from chassis.messages.pipeline import parse_step
+from chassis.messages.registry import WorkerEntry
+from chassis.messages.request import Limits, Request, Sampling
+from shard_worker.fake_model import EOS_ID, TOKEN_BYTES
+from shard_worker.inputs import SlotTables, TableLimits
+
+GATEWAY = GatewayId("gw")
+MODEL_DIGEST = "d"
+
+
+class _Drop:
+    """A bus that takes everything."""
+
+    def publish(self, subject: str, data: bytes, headers: object = None) -> None:
+        return None
+
+
+def _worker(boot: str) -> WorkerEntry:
+    return WorkerEntry(
+        boot=BootId(boot), model="fake", model_digest=MODEL_DIGEST, rpc_address="r", transport_address="t",
+        last_epoch=Epoch(0), free=True, num_layers=8,
+    )  # fmt: skip
+
+
+class Pipe:
+    """A core whose outside answers at once: the log stores, kvstore leases, workers sample token 97."""
+
+    def __init__(self, sequences: int) -> None:
+        scheduler = Scheduler(
+            SchedulerConfig(context_len_max=1 << 16, namespace=namespace(MODEL_DIGEST, "", "paged")),
+            Stops(TOKEN_BYTES, (EOS_ID,)),
+        )
+        formation = Formation(BootId("me"), FormationConfig(num_stages=2))
+        self.core = Core(Ownership(BootId("me")), scheduler, formation, 15.0)
+        self.outbox = Outbox(BootId("me"), _Drop())  # type: ignore[arg-type]
+        self.now = 0.0
+        self.headers: list[bytes] = []
+        self._next_block = 0
+        self._seq = 0
+        workers = tuple((_worker(f"w{i}"), 1) for i in range(2))
+        self._feed(WorkersSeen(self.now, workers))
+        for i in range(sequences):
+            self._feed(ev.Delivered(self.now, _request(i), AckToken(f"t{i}"), 1, 0.0, b""))
+
+    def _feed(self, *events: object) -> None:
+        pending = list(events)
+        while pending:
+            for effect in self.core.handle(pending.pop(0)):  # type: ignore[arg-type]
+                pending.extend(self._answer(effect))
+
+    def _answer(self, effect: object) -> list[object]:
+        match effect:
+            case ev.SendParts():
+                self.outbox.add(effect)
+            case ev.Append():
+                self._seq += 1
+                return [ev.WriteDone(self.now, effect.request_id, effect.call, ev.Write.STORED, self._seq)]
+            case ev.AttachPool():
+                return [ev.PoolAttached(self.now, effect.call, 60_000, 0)]
+            case ev.MatchBlocks():
+                return [ev.BlocksMatched(self.now, effect.call, ((),) * len(effect.request_ids))]
+            case ev.ExchangeBlocks():
+                blocks = tuple(BlockId(self._next_block + i) for i in range(effect.lease))
+                self._next_block += effect.lease
+                return [ev.BlocksExchanged(self.now, effect.call, blocks, 50_000, 0)]
+            case FormStage():
+                return [StageFormed(self.now, effect.call, f"stamp{effect.index}", 60_000)]
+            case _ if type(effect).__name__ == "WriteEpoch":
+                return [EpochWritten(self.now, effect.call, Epoch(7))]  # type: ignore[attr-defined]
+        return []
+
+    def step(self) -> int:
+        """Plan what can go, send it, hear it back; returns its rows."""
+        self.now += 0.01
+        plans, effects = self.core.plans(self.now)
+        for effect in effects:
+            self._feed(*self._answer(effect))
+        rows = 0
+        for plan in plans:
+            rows += len(plan.rows)
+            header = step_header(plan, self.core.scheduler.request, b"\x01" * 25)
+            if len(self.headers) < 4096:
+                self.headers.append(header)
+            sampled = tuple(97 for row in plan.rows if row.samples)
+            self._feed(ev.StepReturned(self.now, plan.epoch, plan.number, sampled))
+        self.outbox.flush(self.now, (GATEWAY,))
+        return rows
+
+
+def _request(i: int) -> Request:
+    return Request(
+        id=RequestId(f"r{i:04d}"), tenant="t", gateway=GATEWAY, model="fake",
+        prompt_ids=tuple((i * 31 + j) % 200 for j in range(128)), seed=i, sampling=Sampling(1.0),
+        limits=Limits(max_tokens=60_000, ignore_eos=True),
+    )  # fmt: skip
+
+
+def _time(what: Callable[[], int], steps: int, rounds: int) -> tuple[float, ...]:
+    """Microseconds per full step, one value a round."""
+    values = []
+    for _ in range(rounds):
+        start, done = time.process_time(), 0
+        for _ in range(steps):
+            done += bool(what())
+        values.append(1e6 * (time.process_time() - start) / max(done, 1))
+    return tuple(values)
+
+
+def batcher_step(sequences: int) -> tuple[Sample, list[bytes]]:
+    pipe = Pipe(sequences)
+    for _ in range(50):  # prefill
+        pipe.step()
+    values = []
+    for _ in range(5):
+        start, steps = time.process_time(), 0
+        for _ in range(300):
+            before = len(pipe.headers)
+            pipe.step()
+            steps += max(1, len(pipe.headers) - before)
+        values.append(1e6 * (time.process_time() - start) / steps)
+    return Sample(tuple(values), "us"), pipe.headers
+
+
+def worker_step(headers: list[bytes]) -> Sample:
+    tables = SlotTables(
+        TableLimits(
+            slots_max=64,
+            block_size_tokens=16,
+            num_blocks=60_000,
+            context_len_max=1 << 16,
+            step_tokens_max=512,
+            vocab_size=512,
+        )
+    )
+    parsed = iter(headers)
+
+    def one() -> int:
+        header = next(parsed, None)
+        if header is None:
+            return 0
+        tables.apply(parse_step(header))
+        return 1
+
+    for _ in range(60):
+        one()
+    return Sample(_time(one, 200, 3), "us")
+
+
+def main() -> None:
+    values: dict[str, Sample] = {}
+    rows = [["what", "per step"]]
+    for sequences in (1, 16, 64):
+        sample, headers = batcher_step(sequences)
+        rows.append([f"batcher, {sequences} sequences", str(sample)])
+        if sequences == 16:
+            values["batcher.step_us"] = sample
+            values["worker.step_us"] = worker_step(headers)
+            rows.append(["worker, 16 sequences: parse and lay out", str(values["worker.step_us"])])
+    sys.stdout.write(table(rows) + "\n")
+    write("cores", values)
+
+
+if __name__ == "__main__":
+    main()
