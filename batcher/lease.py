@@ -82,6 +82,12 @@ class Lease:
         return self._attached
 
     @property
+    def unsettled(self) -> bool:
+        """Commits or releases wait, or a call is on its way."""
+        calls = (self._exchange, self._match, self._attach)
+        return bool(self._commits or self._releases) or any(call is not None for call in calls)
+
+    @property
     def dry(self) -> bool:
         """The pool has no more to give, and nothing that was given back is on its way."""
         return self._attached and self._dry and not self._releases and self._exchange is None

@@ -462,6 +462,11 @@ class Scheduler:
         """All it holds, in the order they came."""
         return tuple(self._sequences)
 
+    @property
+    def lease_waits(self) -> bool:
+        """Something for kvstore is not yet settled."""
+        return self._lease.unsettled
+
     def tables(self) -> Iterable[list[BlockId]]:
         return (sequence.blocks for sequence in self._sequences.values() if sequence.blocks)
 

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
-from batcher.block_hash import namespace
+from batcher.block_hash import BlockHasher, Extras, namespace
 from batcher.events import (
     Admitted,
     AttachPool,
@@ -26,8 +26,9 @@ from batcher.events import (
     TokensMade,
 )
 from batcher.scheduler import Scheduler, SchedulerConfig
+from batcher.sequence import Clock, Phase, Sequence
 from batcher.stops import End, Stops
-from chassis.ids import BlockHash, BlockId, Epoch, GatewayId, RequestId
+from chassis.ids import BlockId, Epoch, GatewayId, RequestId
 from chassis.messages.request import Limits, Reason, Request
 
 VOCAB = 40
@@ -386,28 +387,33 @@ class World:
         self.take()
 
     def finish(self, rounds_max: int) -> None:
-        """No more trouble: all that it holds must end within the rounds."""
+        """No more trouble: all that it holds must end. Time passes only when the scheduler says that it waits
+        for time, so that a wake-up it forgets is found."""
         self.trouble = 0.0
         if not self.formed:
             self.form(pool_changed=False)
         for _ in range(rounds_max):
-            if not self.scheduler.request_ids():
-                break
-            self.now += 0.05
             while self.plan():
                 pass
-            self.answer()
-            self.answer()
-            self.execute()
+            if not self.scheduler.request_ids():
+                break
+            self._turn()
         assert not self.scheduler.request_ids(), "a request does not end"
-        for _ in range(50):
-            self.now += 0.05
+        while self.ring or self.calls or self.scheduler.lease_waits:
+            self._turn()
             self.plan()
-            self.answer()
-            self.execute()
-        held = self.scheduler.tables()
-        assert not list(held)
+        assert not list(self.scheduler.tables())
         self.kvstore.check()
+
+    def _turn(self) -> None:
+        if self.calls and (not self.ring or self.dice.random() < 0.5):
+            self.answer()
+        elif self.ring:
+            self.execute()
+        else:
+            wake_at = self.scheduler.wake_at()
+            assert wake_at is not None and wake_at < self.now + 0.5, "it waits for nothing"
+            self.now = max(self.now, wake_at)
 
     def check_answers(self) -> None:
         for request_id, ended in self.ended.items():
@@ -428,9 +434,15 @@ def make_config(**changes: object) -> SchedulerConfig:
         "sequences_max": 8,
         "lease_low_blocks": 2,
         "lease_high_blocks": 8,
+        "idle_step_ms": 1_000_000,
     }
     return SchedulerConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def block_hash_of(data: bytes) -> BlockHash:
-    return BlockHash(hashlib.sha256(data).digest())
+def make_sequence(
+    name: str, prompt_len: int = 4, order: tuple[int, int] = (0, 0), block_size_tokens: int = 4
+) -> Sequence:
+    request = make_request(name, list(range(prompt_len)), Limits(max_tokens=8))
+    watch = STOPS.watch(request.limits, prompt_len, 4096)
+    hasher = BlockHasher(namespace("toy", "float32", "plain"), block_size_tokens, Extras(salt=b"t"))
+    return Sequence(request, (), watch, hasher, Clock(0.0, 0.0, Phase.WAITING), order)
