@@ -13,12 +13,7 @@ from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from shard_worker.weights import find_model
 from tests.shard_worker import tiny_models
 from tests.shard_worker.driver import Driver, Sequence
-
-PROMPT = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
-CAPITAL = "What is the capital of France?"
+from tests.shard_worker.smollm2_answers import ANSWERS, PROMPT
 
 
 def executor(**settings: Any) -> TorchExecutor:
@@ -29,12 +24,21 @@ def tokenizer_of(made: TorchExecutor) -> Tokenizer:
     return Tokenizer.from_str(parse_card(made.facts.card).tokenizer_json.decode())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_stages_know_the_capital(dtype: str) -> None:
-    stages = [executor(dtype=dtype) for _ in range(2)]
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    return [tokenizer.encode(PROMPT.format(question)).ids for question in ANSWERS]
+
+
+def test_two_stages_give_the_answers() -> None:
+    stages = [executor() for _ in range(2)]
+    sequences = [Sequence(prompt, 12) for prompt in prompts(tokenizer_of(stages[0]))]
+    outputs = Driver(stages, (18, 30), block_size=16).run(sequences, chunk=40)
+    assert outputs == [answer[:12] for answer in ANSWERS.values()]
+
+
+def test_bfloat16_knows_the_capital() -> None:
+    stages = [executor(dtype="bfloat16")]
     tokenizer = tokenizer_of(stages[0])
-    prompt = tokenizer.encode(PROMPT.format(CAPITAL)).ids
-    output = Driver(stages, (18, 30), block_size=16).run([Sequence(prompt, 8)], chunk=13)[0]
+    output = Driver(stages, (30,), block_size=16).run([Sequence(prompts(tokenizer)[0], 8)], chunk=13)[0]
     assert tokenizer.decode(output, skip_special_tokens=False) == "The capital of France is Paris.<|im_end|>"
 
 
@@ -67,15 +71,9 @@ def transformers_model() -> Any:
 
 
 @pytest.mark.slow
-def test_tokens_are_those_of_transformers() -> None:
-    stages = [executor() for _ in range(2)]
-    tokenizer = tokenizer_of(stages[0])
-    prompts = [
-        tokenizer.encode(PROMPT.format(text)).ids
-        for text in (CAPITAL, "Write a haiku about the sea.", "Why is the sky blue? Answer in two sentences.")
-    ]
+def test_the_answers_are_those_of_transformers() -> None:
     model = transformers_model()
-    expected = [tiny_models.greedy(model, prompt, 32) for prompt in prompts]
-    assert min(margin for _, margin in expected) > tiny_models.MARGIN_MIN
-    outputs = Driver(stages, (18, 30), block_size=16).run([Sequence(p, 32) for p in prompts], chunk=20)
-    assert outputs == [output for output, _ in expected]
+    for prompt, answer in zip(prompts(tokenizer_of(executor())), ANSWERS.values(), strict=True):
+        output, margin = tiny_models.greedy(model, prompt, len(answer))
+        assert margin > tiny_models.MARGIN_MIN
+        assert output == answer
