@@ -20,6 +20,8 @@ _KILLED_WITHIN_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _LOG_BYTES_MAX = 64 << 20
 
+# The child becomes another program at once: gRPC need not prepare for its fork, nor warn that it can't.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -191,11 +191,11 @@ class Deployment:
         return clean
 
     async def relaunch(self, name: str) -> None:
-        """Starts a retired process again, as it was."""
+        """Starts a retired process again, as it was; a pipeline that stood before counts no longer as ready."""
         child = self.children[name]
+        assert child.pid is None, f"{name} runs"
+        self._strangers |= await self._with_bus(_standing)
         self._launch(name, child.argv, child.env)
-        if name.split("-")[0] == "batcher":
-            self._strangers = await self._with_bus(_standing)
 
     async def wait_crashed(self) -> str:
         """The name of the first process that ends for good (only with `restart` off)."""
