@@ -92,8 +92,11 @@ class Lease:
         """The pool has no more to give, and nothing that was given back is on its way."""
         return self._attached and self._dry and not self._releases and self._exchange is None
 
-    def begin(self) -> None:
-        """A step is planned: what it lacks counts anew."""
+    def begin(self, num_running: int) -> None:
+        """A step is planned: what it lacks counts anew. Idle blocks are kept for as many as run, because all
+        may need one in the same step; an eighth of the pool at most."""
+        self._high = max(1, min(max(self._high_max, 2 * num_running), self.num_blocks // 8))
+        self._low = min(max(self._low_max, num_running), self._high // 2)
         self._shortage = 0
         self.short = False
 
@@ -165,14 +168,12 @@ class Lease:
             self._releases.clear()
             self._pending_since = None
         self.num_blocks = num_blocks
-        self._high = max(1, min(self._high_max, num_blocks // 8))
-        self._low = min(self._low_max, self._high // 2)
+        self.begin(0)
         self._exchange = self._match = self._attach = None
         self._attached = False
         self._open = True
         self._attach_at = now
         self._left = 0
-        self._shortage = 0
         self._dry = False
 
     def close(self) -> None:
@@ -272,7 +273,7 @@ class Lease:
                 self._refs[block] = 1
                 self._idle.append(block)
             self._left = event.free + event.cached
-            self._dry = len(event.leased) < call.lease or (call.lease == 0 and self._left == 0)
+            self._dry = len(event.leased) < call.lease or self._left == 0
         return True
 
     def matched(self, event: BlocksMatched) -> tuple[MatchBlocks, tuple[tuple[BlockId, ...], ...]] | None:

@@ -311,7 +311,7 @@ class Scheduler:
         self._now = now
         if not self._formed or self._flights.full:
             return None
-        self._lease.begin()
+        self._lease.begin(len(self._running))
         self._admit(now)
         flights = self._flights
         rows, carried = self._composer.compose(len(flights), flights.num_decoding, now)
