@@ -1,7 +1,7 @@
 """Pure. The gateways that follow one request: where each stands, and for how long there may be none.
 
 A gateway is sent everything from the index after what it is known to hold. Only the owner counts the
-time without a gateway; a count that runs is never lengthened, only stopped. While it runs the gateways are
+time without a gateway; a count that runs is stopped, but never lengthened. While it runs the gateways are
 asked again and again, because one that is content with its parts has no reason to speak.
 """
 
@@ -37,6 +37,12 @@ class Audience:
         if self.count_ends is None:
             self.ask_at = ask_at
         self.count_ends = ends if self.count_ends is None else min(ends, self.count_ends)
+
+    def count_anew(self, now: float, slept_s: float) -> None:
+        """Who sleeps hears nobody: that time does not count."""
+        if self.count_ends is not None:
+            self.count_ends += slept_s
+            self.ask_at = now
 
     def rewind(self, output_len: int) -> None:
         """The output is another from here on."""

@@ -48,8 +48,9 @@ class Tenure(Actions):
         if self.state is State.RUNNING:
             self._read(State.VERIFYING)
 
-    def on_pause(self) -> None:
+    def on_pause(self, slept_s: float) -> None:
         """The process slept, or the pipeline stood still: what was held may be another's by now."""
+        self.audience.count_anew(self.turn.now, slept_s)
         match self.state:
             case State.RUNNING | State.TAKEOVER:
                 self._read(State.VERIFYING)
@@ -190,7 +191,7 @@ class Tenure(Actions):
                 self.take(record, seq)
                 self._takeover()
             case Cancel() if record.boot in ("", self.turn.boot):
-                self.seen_attempt, self.why = record.attempt, Reason.CANCELLED
+                self.seen_attempt, self.why = record.attempt, _end_of(record)
                 if record.boot:
                     self.attempt = record.attempt
                 self._write_terminal()
@@ -211,7 +212,7 @@ class Tenure(Actions):
                 else:
                     self._proceed()
             case Cancel() if record.boot == self.turn.boot:
-                self.expected_seq, self.seen_attempt, self.why = seq, record.attempt, Reason.CANCELLED
+                self.expected_seq, self.seen_attempt, self.why = seq, record.attempt, _end_of(record)
                 self._write_terminal()
             case Terminal():
                 self._on_terminal(record)
@@ -254,7 +255,7 @@ class Tenure(Actions):
         named, self.named = self.named, None
         assert named is not None
         if isinstance(named, Cancel):
-            self.why = Reason.CANCELLED
+            self.why = _end_of(named)
             self._write_terminal()
             return
         self.worker_deaths = self.worker_deaths_claimed = named.worker_deaths
@@ -314,7 +315,7 @@ class Tenure(Actions):
                 if self.state is State.RUNNING:
                     self._send_parts()
             case CancelAsk():
-                self._end(Reason.CANCELLED)
+                self._end(_end_of(message))
             case Detached() if self.state in (State.RUNNING, State.VERIFYING):
                 self.audience.leave(message.gateway, self._window_ends(0.0), self.turn.now)
             case Refused() if self.state is State.RUNNING and self.attempt == message.attempt:
@@ -369,3 +370,8 @@ class Tenure(Actions):
         else:
             held = message.differs
             self._join(Attach(self.id, message.attempt, message.gateway, held))
+
+
+def _end_of(cancel: Cancel | CancelAsk) -> Reason:
+    """A gateway that waited in vain for the deadline's end cancels too: nobody wished that."""
+    return Reason.DEADLINE if cancel.reason == "deadline" else Reason.CANCELLED

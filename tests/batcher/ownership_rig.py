@@ -188,6 +188,9 @@ class Rig:
     def state(self) -> State:
         return self.core.state(R)
 
+    def at(self, state: State) -> bool:
+        return self.state is state
+
     def of(self, kind: type[E]) -> list[E]:
         """Effects of this kind of the last event."""
         return [effect for effect in self.out if isinstance(effect, kind)]

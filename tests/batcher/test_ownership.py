@@ -6,7 +6,7 @@ import pytest
 
 from batcher import events as e
 from batcher.ownership import OwnershipConfig, State
-from chassis.ids import AckToken, Attempt, RequestId
+from chassis.ids import AckToken, Attempt, BootId, RequestId
 from chassis.messages.request import (
     AttachKind,
     Cancel,
@@ -47,14 +47,14 @@ def in_state(state: State, **fields: object) -> Rig:
 def test_first_delivery_waits_without_claim() -> None:
     rig = Rig(timeout_ms=2000)
     rig.deliver(count=1, age_s=0.5)
-    assert rig.state is State.WAITING
+    assert rig.at(State.WAITING)
     assert rig.out == [e.Enqueue(rig.request, 0.5, 101.5)]
 
 
 def test_redelivery_reads_first() -> None:
     rig = Rig()
     rig.deliver(count=2)
-    assert rig.state is State.READING
+    assert rig.at(State.READING)
     assert rig.one(e.ReadLast).request_id == R and not rig.of(e.Enqueue)
 
 
@@ -77,7 +77,7 @@ def test_admission_claims_expecting_nothing() -> None:
     rig = Rig().waiting()
     rig.admit()
     append = rig.one(e.Append)
-    assert rig.state is State.CLAIMING
+    assert rig.at(State.CLAIMING)
     assert append.expected_seq == 0 and append.record == Claim(A1, ME, b"body")
     assert not rig.of(e.Stop), "prefill goes on meanwhile"
 
@@ -95,7 +95,7 @@ def test_ends_while_waiting_write_an_unclaimed_terminal(reason: Reason) -> None:
             rig.wait(0.25)
             rig.end(reason=Reason.FAILED)
     append = next(x for x in rig.seen if isinstance(x, e.Append))
-    assert append.expected_seq == 0 and rig.state is State.WRITING
+    assert append.expected_seq == 0 and rig.at(State.WRITING)
     assert isinstance(append.record, Terminal) and append.record.reason is reason
     assert (e.Stop(R) in rig.seen) == (reason is not Reason.FAILED), "the scheduler knows its own refusals"
     t = append.record.timings
@@ -106,7 +106,7 @@ def test_ends_while_waiting_write_an_unclaimed_terminal(reason: Reason) -> None:
     total = t.queued_us + t.waiting_us + t.prefill_us + t.decode_us + t.interrupted_us
     assert total == 500_000 + waited_us
     rig.stored()
-    assert rig.state is State.NONE and rig.one(e.Ack).token == "t1"
+    assert rig.at(State.NONE) and rig.one(e.Ack).token == "t1"
     assert rig.finishes()[0].reason is reason
 
 
@@ -114,15 +114,15 @@ def test_ends_while_waiting_write_an_unclaimed_terminal(reason: Reason) -> None:
 def test_an_unclaimed_terminal_refused_is_read_as_by_a_receiver(outcome: e.Write) -> None:
     rig = Rig().writing_unclaimed()
     rig.refused(outcome)
-    assert rig.state is State.READING
+    assert rig.at(State.READING)
     rig.read(None)
-    assert rig.state is State.WRITING, "it still ends"
+    assert rig.at(State.WRITING), "it still ends"
     rig.refused(outcome)
     rig.wait(0.1)
     rig.read(Claim(A1, OTHER))
-    assert rig.state is State.ASKING
+    assert rig.at(State.ASKING)
     rig.answer(mine=True)
-    assert rig.state is State.NONE and not rig.of(e.Ack)
+    assert rig.at(State.NONE) and not rig.of(e.Ack)
 
 
 # ---- READING ---------------------------------------------------------------------------------------
@@ -131,14 +131,14 @@ def test_an_unclaimed_terminal_refused_is_read_as_by_a_receiver(outcome: e.Write
 def test_reading_nothing_waits() -> None:
     rig = Rig().reading()
     rig.read(None)
-    assert rig.state is State.WAITING and rig.of(e.Enqueue)
+    assert rig.at(State.WAITING) and rig.of(e.Enqueue)
 
 
 def test_reading_the_end_acknowledges() -> None:
     rig = Rig().reading()
     rig.read(TERMINAL)
     assert rig.out == [e.Ack(AckToken("t1")), e.Closed(R, "ended elsewhere")]
-    assert rig.state is State.NONE
+    assert rig.at(State.NONE)
 
 
 @pytest.mark.parametrize("record", [Claim(A3, OTHER), Cancel(A3, OTHER)])
@@ -148,14 +148,14 @@ def test_reading_anothers_record_asks_the_boot_it_names(record: Claim | Cancel) 
     ask = rig.one(e.AskOwner)
     assert (ask.boot, ask.attempt, ask.token) == (OTHER, A3, "t1")
     assert ask.cancelled is isinstance(record, Cancel)
-    assert rig.state is State.ASKING
+    assert rig.at(State.ASKING)
 
 
 def test_reading_my_claim_takes_its_attempt() -> None:
     rig = Rig().reading()
     rig.read(Claim(A3, ME))
     assert rig.one(e.AskTakeover) == e.AskTakeover(R, A3)
-    assert rig.state is State.TAKEOVER and rig.core.attempt(R) == 3
+    assert rig.at(State.TAKEOVER) and rig.core.attempt(R) == 3
 
 
 @pytest.mark.parametrize("boot", [ME, ""])
@@ -164,7 +164,7 @@ def test_reading_a_cancel_of_mine_or_of_nobody_ends_it(boot: str) -> None:
     rig.read(Cancel(Attempt(1 if boot else 0), boot))  # type: ignore[arg-type]
     append = rig.one(e.Append)
     assert isinstance(append.record, Terminal) and append.record.reason is Reason.CANCELLED
-    assert append.expected_seq == 1 and rig.state is State.WRITING
+    assert append.expected_seq == 1 and rig.at(State.WRITING)
 
 
 def test_a_failed_read_is_repeated_with_growing_waits() -> None:
@@ -185,7 +185,7 @@ def test_a_failed_read_is_repeated_with_growing_waits() -> None:
 def test_a_living_owner_keeps_it() -> None:
     rig = Rig().asking()
     rig.answer(mine=True)
-    assert rig.out == [e.Closed(R, "owned elsewhere")] and rig.state is State.NONE
+    assert rig.out == [e.Closed(R, "owned elsewhere")] and rig.at(State.NONE)
 
 
 @pytest.mark.parametrize("how", ["not mine", "no responder", "silence"])
@@ -198,13 +198,13 @@ def test_without_owner_it_claims_above_the_record(how: str) -> None:
     (append,) = [x for x in rig.seen if isinstance(x, e.Append)]
     deaths = 1 if how == "not mine" else 2
     assert append.record == Claim(Attempt(4), ME, b"body", batcher_deaths=deaths)
-    assert append.expected_seq == 1 and rig.state is State.CLAIMING
+    assert append.expected_seq == 1 and rig.at(State.CLAIMING)
 
 
 def test_before_silence_nothing_is_claimed() -> None:
     rig = Rig().asking()
     rig.wait(0.19)
-    assert rig.state is State.ASKING
+    assert rig.at(State.ASKING)
 
 
 def test_a_cancelled_one_without_owner_is_ended_and_never_claimed() -> None:
@@ -212,7 +212,7 @@ def test_a_cancelled_one_without_owner_is_ended_and_never_claimed() -> None:
     rig.wait(0.2)
     (append,) = [x for x in rig.seen if isinstance(x, e.Append)]
     assert isinstance(append.record, Terminal) and append.record.reason is Reason.CANCELLED
-    assert (append.record.attempt, append.expected_seq) == (3, 1) and rig.state is State.WRITING
+    assert (append.record.attempt, append.expected_seq) == (3, 1) and rig.at(State.WRITING)
 
 
 # ---- CLAIMING --------------------------------------------------------------------------------------
@@ -225,22 +225,22 @@ def test_parts_wait_for_the_first_claim_and_go_with_it() -> None:
     rig.stored()
     (part,) = rig.parts()
     assert (part.first_index, part.ids, part.attempt) == (0, (10, 11), 1)
-    assert part.digest == extend_digest(0, (10, 11)) and rig.state is State.RUNNING
+    assert part.digest == extend_digest(0, (10, 11)) and rig.at(State.RUNNING)
 
 
 def test_an_end_before_the_claim_is_stored_is_written_after_it() -> None:
     rig = Rig().claiming()
     rig.end(10)
-    assert rig.state is State.CLAIMING and not rig.of(e.Append)
+    assert rig.at(State.CLAIMING) and not rig.of(e.Append)
     rig.stored()
-    assert rig.state is State.WRITING and isinstance(rig.one(e.Append).record, Terminal)
+    assert rig.at(State.WRITING) and isinstance(rig.one(e.Append).record, Terminal)
     assert rig.parts()[0].ids == (10,) and not rig.finishes()
 
 
 def test_a_later_claim_asks_the_gateways() -> None:
     rig = Rig().reclaiming()
     rig.stored()
-    assert rig.state is State.TAKEOVER and rig.one(e.AskTakeover).attempt == 2
+    assert rig.at(State.TAKEOVER) and rig.one(e.AskTakeover).attempt == 2
     assert not rig.of(e.Run)
 
 
@@ -249,11 +249,11 @@ def test_a_refused_claim_stops_prefill_and_reads(outcome: e.Write) -> None:
     rig = Rig().claiming()
     rig.make(10)
     rig.refused(outcome)
-    assert [type(x) for x in rig.out] == [e.Stop, e.ReadLast] and rig.state is State.READING
+    assert [type(x) for x in rig.out] == [e.Stop, e.ReadLast] and rig.at(State.READING)
     rig.make(11)
     assert rig.dropped()
     rig.read(None)
-    assert rig.of(e.Enqueue) and rig.state is State.WAITING
+    assert rig.of(e.Enqueue) and rig.at(State.WAITING)
 
 
 def test_writes_that_stay_unknown_are_given_time() -> None:
@@ -273,10 +273,10 @@ def test_the_longest_answer_is_forced_and_each_gateway_gets_what_it_lacks() -> N
     rig = Rig().takeover()
     rig.yes(10, 11, gateway=G)
     rig.yes(10, 11, 12, gateway=H)
-    assert rig.state is State.TAKEOVER, "answers are collected"
+    assert rig.at(State.TAKEOVER), "answers are collected"
     effects = rig.wait(0.2)
     run = next(x for x in effects if isinstance(x, e.Run))
-    assert run.output_ids == (10, 11, 12) and rig.state is State.RUNNING
+    assert run.output_ids == (10, 11, 12) and rig.at(State.RUNNING)
     sent = {s.gateway: s.parts[0] for s in effects if isinstance(s, e.SendParts)}
     assert set(sent) == {G} and (sent[G].first_index, sent[G].ids) == (2, (12,))
     rig.make(13)
@@ -286,11 +286,11 @@ def test_the_longest_answer_is_forced_and_each_gateway_gets_what_it_lacks() -> N
 def test_a_no_wants_more_and_reads() -> None:
     rig = Rig().takeover()
     rig.no(6)
-    assert rig.state is State.VERIFYING and rig.of(e.ReadLast)
+    assert rig.at(State.VERIFYING) and rig.of(e.ReadLast)
     rig.read_same(Claim(A2, ME))
     append = rig.one(e.Append)
     assert isinstance(append.record, Claim) and append.record.attempt == 7
-    assert rig.state is State.CLAIMING
+    assert rig.at(State.CLAIMING)
     rig.stored()
     assert rig.asked().attempt == 7
 
@@ -298,14 +298,14 @@ def test_a_no_wants_more_and_reads() -> None:
 def test_two_rounds_of_silence_start_from_the_prompt_and_count() -> None:
     rig = Rig().takeover()
     effects = rig.wait(0.2)
-    assert sum(isinstance(x, e.AskTakeover) for x in effects) == 1 and rig.state is State.TAKEOVER
+    assert sum(isinstance(x, e.AskTakeover) for x in effects) == 1 and rig.at(State.TAKEOVER)
     effects = rig.wait(0.2)
     assert next(x for x in effects if isinstance(x, e.Run)).output_ids == ()
-    assert rig.state is State.RUNNING
+    assert rig.at(State.RUNNING)
     rig.wait(9.8)
-    assert rig.state is State.RUNNING
+    assert rig.at(State.RUNNING)
     rig.wait(0.25)
-    assert rig.state is State.WRITING, "nobody came within ten seconds"
+    assert rig.at(State.WRITING), "nobody came within ten seconds"
 
 
 def test_answers_to_another_attempt_are_ghosts() -> None:
@@ -336,7 +336,7 @@ def test_the_end_is_written_before_it_is_said_or_acknowledged() -> None:
     rig.stored()
     (finish,) = rig.finishes()
     assert (finish.length, finish.digest, finish.byte_cut) == (2, extend_digest(0, (10, 11)), 4)
-    assert [type(x) for x in rig.out] == [e.SendParts, e.Ack, e.Closed] and rig.state is State.NONE
+    assert [type(x) for x in rig.out] == [e.SendParts, e.Ack, e.Closed] and rig.at(State.NONE)
 
 
 @pytest.mark.parametrize("reason", [Reason.DEADLINE, Reason.CANCELLED])
@@ -347,7 +347,7 @@ def test_deadline_and_cancel_stop_steps_and_write_the_end(reason: Reason) -> Non
         rig.cancel()
         effects = rig.out
     append = next(x for x in effects if isinstance(x, e.Append))
-    assert e.Stop(R) in effects and rig.state is State.WRITING
+    assert e.Stop(R) in effects and rig.at(State.WRITING)
     assert isinstance(append.record, Terminal) and append.record.reason is reason
     assert append.record.output_ids == (10,)
 
@@ -356,7 +356,7 @@ def test_deadline_and_cancel_stop_steps_and_write_the_end(reason: Reason) -> Non
 def test_an_old_attempt_wants_more_and_reads(minimum: int, wanted: int) -> None:
     rig = Rig().running(10)
     rig.hear(Refused(R, G, A1, minimum=Attempt(minimum)))
-    assert rig.state is State.VERIFYING and rig.of(e.ReadLast)
+    assert rig.at(State.VERIFYING) and rig.of(e.ReadLast)
     rig.read_same(Claim(A1, ME))
     claim = rig.one(e.Append).record
     assert isinstance(claim, Claim) and claim.attempt == wanted
@@ -368,7 +368,7 @@ def test_refusals_of_earlier_attempts_or_below_mine_are_ghosts() -> None:
     rig.hear(Refused(R, G, A1, minimum=A2))
     assert rig.dropped()
     rig.hear(Refused(R, G, A2, minimum=A1))
-    assert rig.dropped() and rig.state is State.RUNNING
+    assert rig.dropped() and rig.at(State.RUNNING)
 
 
 @pytest.mark.parametrize("how", ["differs", "attach"])
@@ -383,7 +383,7 @@ def test_other_ids_downstream_are_forced_once(how: str) -> None:
 
     say(10, 99)
     assert [type(x) for x in rig.out[:2]] == [e.Stop, e.Run] and rig.one(e.Run).output_ids == (10, 99)
-    assert rig.state is State.RUNNING
+    assert rig.at(State.RUNNING)
     rig.make(12)
     assert (rig.parts(H)[0].first_index, rig.parts(H)[0].ids) == (2, (12,))
     say(7)
@@ -428,7 +428,7 @@ def test_attach_that_knows_a_later_attempt_is_not_taken() -> None:
 def test_redelivery_while_running_reads() -> None:
     rig = Rig().running(10)
     rig.deliver(count=2)
-    assert rig.state is State.VERIFYING and rig.of(e.ReadLast) and not rig.of(e.Stop)
+    assert rig.at(State.VERIFYING) and rig.of(e.ReadLast) and not rig.of(e.Stop)
 
 
 def test_a_dead_worker_is_counted_in_a_new_claim() -> None:
@@ -436,11 +436,11 @@ def test_a_dead_worker_is_counted_in_a_new_claim() -> None:
     rig.do(e.WorkersDied(rig.now, (R, RequestId("stranger"))))
     append = rig.one(e.Append)
     assert append.record == Claim(A2, ME, b"body", worker_deaths=1) and append.expected_seq == 1
-    assert rig.state is State.CLAIMING and not rig.of(e.Stop)
+    assert rig.at(State.CLAIMING) and not rig.of(e.Stop)
     rig.stored()
     rig.yes(10)
     effects = rig.wait(0.2)
-    assert rig.state is State.RUNNING and not any(isinstance(x, e.Run | e.Stop) for x in effects)
+    assert rig.at(State.RUNNING) and not any(isinstance(x, e.Run | e.Stop) for x in effects)
     rig.make(11)
     assert rig.parts()[0].attempt == 2 and rig.parts()[0].ids == (11,)
 
@@ -453,7 +453,7 @@ def test_steps_go_on_and_parts_wait_while_verifying() -> None:
     rig.make(11)
     assert not rig.out
     rig.read_same(Claim(A1, ME))
-    assert rig.state is State.RUNNING and rig.parts()[0].ids == (11,)
+    assert rig.at(State.RUNNING) and rig.parts()[0].ids == (11,)
 
 
 def test_an_end_found_while_verifying_is_written_after() -> None:
@@ -461,7 +461,7 @@ def test_an_end_found_while_verifying_is_written_after() -> None:
     rig.end(10, 11)
     assert not rig.out
     rig.read_same(Claim(A1, ME))
-    assert rig.state is State.WRITING and rig.parts()[0].ids == (11,)
+    assert rig.at(State.WRITING) and rig.parts()[0].ids == (11,)
     assert isinstance(rig.one(e.Append).record, Terminal)
 
 
@@ -477,7 +477,7 @@ def test_my_terminal_record_finishes() -> None:
     rig = Rig().writing(10, 11)
     terminal = rig.one(e.Append).record
     rig.refused(e.Write.UNKNOWN)
-    assert rig.state is State.VERIFYING
+    assert rig.at(State.VERIFYING)
     rig.read(terminal)
     assert [type(x) for x in rig.out] == [e.SendParts, e.Ack, e.Closed]
     assert rig.finishes()[0].length == 2
@@ -493,7 +493,7 @@ def test_anothers_terminal_record_is_acknowledged_without_finish() -> None:
 def test_anything_else_fences(record: Claim | Cancel | None) -> None:
     rig = Rig().verifying(10)
     rig.read(record)
-    assert e.Stop(R) in rig.out and e.Closed(R, "fenced") in rig.out and rig.state is State.NONE
+    assert e.Stop(R) in rig.out and e.Closed(R, "fenced") in rig.out and rig.at(State.NONE)
     assert not any(isinstance(x, e.Ack | e.Nak | e.SendParts | e.Append) for x in rig.out)
     rig.make(11)
     assert rig.dropped()
@@ -508,14 +508,14 @@ def test_a_stale_read_of_an_older_claim_of_mine_fences() -> None:
     rig.wait(0.4)
     rig.deliver(count=2)
     rig.do(e.ReadDone(rig.now, R, rig.calls[e.ReadLast], Claim(A1, ME), 1))
-    assert rig.state is State.NONE
+    assert rig.at(State.NONE)
 
 
 def test_a_late_claim_of_mine_is_mine() -> None:
     """Its write timed out, the older one was read and taken, then it arrived."""
     rig = Rig().verifying(10)
     rig.read(Claim(A2, ME))
-    assert rig.state is State.RUNNING and rig.core.attempt(R) == 2
+    assert rig.at(State.RUNNING) and rig.core.attempt(R) == 2
     rig.end(10)
     assert rig.one(e.Append).expected_seq == 2
 
@@ -527,9 +527,9 @@ def test_a_late_claim_of_mine_is_mine() -> None:
 def test_a_terminal_not_stored_is_read_and_written_again(outcome: e.Write) -> None:
     rig = Rig().writing(10)
     rig.refused(outcome)
-    assert rig.state is State.VERIFYING
+    assert rig.at(State.VERIFYING)
     rig.read_same(Claim(A1, ME))
-    assert rig.state is State.WRITING and isinstance(rig.one(e.Append).record, Terminal)
+    assert rig.at(State.WRITING) and isinstance(rig.one(e.Append).record, Terminal)
 
 
 # ---- rows of several states ------------------------------------------------------------------------
@@ -568,7 +568,7 @@ def test_asked_with_a_dead_pipeline_it_lets_go(state: State) -> None:
     rig = in_state(state)
     rig.do(e.PipelineChanged(rig.now, alive=False))
     rig.owner_asked(attempt=2 if state is State.TAKEOVER else 1)
-    assert not rig.one(e.AnswerOwner).mine and rig.state is State.NONE
+    assert not rig.one(e.AnswerOwner).mine and rig.at(State.NONE)
     assert not rig.of(e.Ack) and not rig.of(e.Nak)
 
 
@@ -579,12 +579,12 @@ def test_drain_drops_then_naks(state: State) -> None:
     live = state in (State.WAITING, State.CLAIMING, State.RUNNING, State.VERIFYING)
     rig.do(e.Drain(rig.now))
     assert rig.out == [e.Stop(R)] * live + [e.Closed(R, "drained"), e.Nak(token)]
-    assert rig.state is State.NONE
+    assert rig.at(State.NONE)
     rig.deliver()
-    assert rig.of(e.Nak) and rig.state is State.NONE
+    assert rig.of(e.Nak) and rig.at(State.NONE)
     rig.do(e.PipelineChanged(rig.now, alive=True))
     rig.deliver()
-    assert rig.state is State.WAITING
+    assert rig.at(State.WAITING)
 
 
 @pytest.mark.parametrize("state", EVERY_STATE)
@@ -613,7 +613,7 @@ def test_the_deadline_ends_it_from_every_state(state: State) -> None:
     rig.now = 101.2
     rig.do(e.Tick(rig.now))
     for _ in range(8):
-        if rig.state is State.WRITING:
+        if rig.at(State.WRITING):
             break
         match rig.state:
             case State.READING:
@@ -699,7 +699,7 @@ def test_after_a_sleep_the_records_are_read_before_anything_else(how: str) -> No
         case _:
             rig.do(e.PipelineChanged(rig.now, alive=False))
             rig.do(e.PipelineChanged(rig.now, alive=True))
-    assert isinstance(rig.out[0], e.ReadLast) and rig.state is State.VERIFYING
+    assert isinstance(rig.out[0], e.ReadLast) and rig.at(State.VERIFYING)
     assert not rig.of(e.SendParts)
 
 
@@ -715,7 +715,7 @@ def test_a_takeover_that_was_verified_asks_again() -> None:
     rig = Rig().takeover()
     rig.owner_asked(attempt=2, cancelled=True)
     rig.read_same(Claim(A2, ME))
-    assert rig.state is State.TAKEOVER and rig.of(e.AskTakeover)
+    assert rig.at(State.TAKEOVER) and rig.of(e.AskTakeover)
 
 
 # ---- the count without gateways --------------------------------------------------------------------
@@ -731,9 +731,9 @@ def test_the_count_lasts_the_window_and_ten_seconds_unless_the_client_left(
     rig = Rig(resume_window_ms=window_ms).running(10)
     rig.hear(Detached(R, G) if word == "detached" else Refused(R, G, A1))
     rig.wait(max(0, least_s - 0.1))
-    assert (rig.state is State.RUNNING) == (least_s > 0)
+    assert (rig.at(State.RUNNING)) == (least_s > 0)
     rig.wait(0.35)
-    assert rig.state is State.WRITING
+    assert rig.at(State.WRITING)
     record = [x for x in rig.seen if isinstance(x, e.Append)][-1].record
     assert isinstance(record, Terminal) and record.reason is Reason.CANCELLED
 
@@ -743,7 +743,7 @@ def test_detached_shortens_a_count_that_an_unknown_started() -> None:
     rig.hear(Refused(R, G, A1))
     rig.hear(Detached(R, G))
     rig.wait(2.1)
-    assert rig.state is State.WRITING
+    assert rig.at(State.WRITING)
 
 
 @pytest.mark.parametrize("who", ["attach", "yes"])
@@ -756,7 +756,7 @@ def test_attach_and_yes_stop_the_count(who: str) -> None:
     else:
         rig.yes(10, gateway=H)
     rig.wait(20)
-    assert rig.state is State.RUNNING
+    assert rig.at(State.RUNNING)
     rig.make(11)
     assert rig.parts(H) and not rig.parts(G)
 
@@ -766,7 +766,7 @@ def test_one_gateway_that_leaves_starts_no_count_while_another_stays() -> None:
     rig.attach(10)
     rig.hear(Detached(R, G))
     rig.wait(20)
-    assert rig.state is State.RUNNING
+    assert rig.at(State.RUNNING)
 
 
 def test_a_count_goes_on_only_while_running() -> None:
@@ -775,17 +775,29 @@ def test_a_count_goes_on_only_while_running() -> None:
     rig.deliver(count=2)
     rig.wait(0.9)
     rig.wait(0.9)
-    assert rig.state is State.VERIFYING
+    assert rig.at(State.VERIFYING)
     rig.attach(10)
     rig.read_same(Claim(A1, ME))
     rig.wait(0.5)
-    assert rig.state is State.RUNNING, "who attached meanwhile stopped it"
+    assert rig.at(State.RUNNING), "who attached meanwhile stopped it"
+
+
+def test_a_sleep_does_not_count() -> None:
+    rig = Rig(resume_window_ms=1500).running(10)
+    rig.hear(Detached(R, G))
+    rig.now += 5
+    rig.do(e.Tick(rig.now))
+    rig.read_same(Claim(A1, ME))
+    assert any(isinstance(x, e.AskTakeover) for x in rig.wait(0.1))
+    rig.yes(10)
+    rig.wait(5)
+    assert rig.at(State.RUNNING)
 
 
 def test_without_a_gateway_nobody_is_counted() -> None:
     rig = Rig(gateway="").takeover()
     rig.wait(30)
-    assert rig.state is State.RUNNING
+    assert rig.at(State.RUNNING)
 
 
 def test_gateways_are_bounded() -> None:
@@ -837,7 +849,7 @@ def test_the_third_worker_death_fails() -> None:
 def test_a_death_while_the_log_is_unclear_is_claimed_after() -> None:
     rig = Rig().verifying(10)
     rig.do(e.WorkersDied(rig.now, (R,)))
-    assert rig.state is State.VERIFYING and not rig.of(e.Append)
+    assert rig.at(State.VERIFYING) and not rig.of(e.Append)
     rig.read_same(Claim(A1, ME))
     assert rig.one(e.Append).record == Claim(A2, ME, b"body", worker_deaths=1)
 
@@ -902,7 +914,36 @@ def test_counts_by_state() -> None:
     assert rig.core.attempt(R) == 1 and rig.core.attempt(RequestId("r2")) is None
 
 
+def test_gateways_are_those_of_owned_requests() -> None:
+    rig = Rig().waiting()
+    assert rig.core.gateways() == ()
+    rig.admit()
+    rig.stored()
+    rig.attach()
+    assert rig.core.gateways() == (G, H)
+
+
 def test_a_cancel_ask_is_not_the_only_word() -> None:
     rig = Rig().waiting()
     rig.hear(CancelAsk(RequestId("stranger")))
-    assert rig.dropped() and rig.state is State.WAITING
+    assert rig.dropped() and rig.at(State.WAITING)
+
+
+@pytest.mark.parametrize("how", ["cancel ask", "read by me", "read by a receiver", "the owner is silent"])
+def test_a_cancel_for_the_deadline_ends_as_deadline(how: str) -> None:
+    """The gateway's word comes when the owner was deaf at the deadline; its client never cancelled."""
+    match how:
+        case "cancel ask":
+            rig = Rig().running(10)
+            rig.hear(CancelAsk(R, "deadline"))
+        case "read by me":
+            rig = Rig().verifying(10)
+            rig.read(Cancel(A1, ME, "deadline"))
+        case "read by a receiver":
+            rig = Rig().reading()
+            rig.read(Cancel(Attempt(0), BootId(""), "deadline"))
+        case _:
+            rig = Rig().asking(Cancel(A3, OTHER, "deadline"))
+            rig.wait(0.2)
+    (append,) = [x for x in rig.seen if isinstance(x, e.Append) and isinstance(x.record, Terminal)]
+    assert append.record.reason is Reason.DEADLINE  # type: ignore[union-attr]
