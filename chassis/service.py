@@ -8,6 +8,7 @@ simulation use it too.
 
 import asyncio
 import contextvars
+import ctypes
 import os
 import signal
 import sys
@@ -30,6 +31,8 @@ from chassis.trace_export import Exporter, SpanSink
 __all__ = ["ChassisConfig", "Inbox", "InboxFull", "Service", "Stop", "main", "run_service"]
 
 C = TypeVar("C")
+LAUNCHER_PID = "SHOAL_LAUNCHER_PID"  # environment: the parent to die with
+_PR_SET_PDEATHSIG = 1
 _RETRY_S = 0.1
 _CONNECT_S = 5.0
 
@@ -131,6 +134,11 @@ def start(
     """`main` without the exit: the exit code."""
     new_id = ids_source.id_source(time.time_ns)
     log.bind(service=section, boot=new_id())
+    if LAUNCHER_PID in env:
+        die_with_parent()
+        if str(os.getppid()) != env[LAUNCHER_PID]:
+            log.error("the launcher is gone")
+            return 1
     try:
         chassis, config = _configure(section, config_class, argv, env)
     except ConfigError as error:
@@ -150,6 +158,15 @@ def start(
         return 1
     within.run(log.info, "ended")
     return 0
+
+
+_libc = ctypes.CDLL(None)  # loaded early: `die_with_parent` may run between fork and exec
+
+
+def die_with_parent() -> None:
+    """From now on the kernel kills this process when its parent ends (Linux; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _configure(

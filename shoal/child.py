@@ -1,11 +1,12 @@
 """One process of a local deployment: started, watched, started again when it dies, ended.
 
-It leads a session of its own, so that Ctrl-C in a terminal reaches only the launcher, and the kernel kills
-it when the launcher dies. A process that dies young is started again later and later.
+It leads a session of its own, so that Ctrl-C in a terminal reaches only the launcher, and it dies with the
+launcher: a service of ours asks the kernel for that itself (`LAUNCHER_PID` tells it to), for a stranger it is
+asked between fork and exec, which gRPC, where it is in use, dislikes. One that dies young is started again
+later and later.
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 from collections.abc import Mapping
@@ -13,21 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from chassis.service import LAUNCHER_PID, die_with_parent
+
 RESTART_DELAY_S = 0.1
 RESTART_DELAY_MAX_S = 5.0
 STABLE_AFTER_S = 10.0
 _KILLED_WITHIN_S = 5.0
-_PR_SET_PDEATHSIG = 1
 _LOG_BYTES_MAX = 64 << 20
-
-# The child becomes another program at once: gRPC need not prepare for its fork, nor warn that it can't.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent() -> None:
-    """Runs between fork and exec: the kernel ends this process when its parent is gone."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass(slots=True)
@@ -37,6 +30,7 @@ class Child:
     env: Mapping[str, str]
     log_path: Path
     restart: bool = True
+    stranger: bool = False
     failures: int = 0  # in a row, each before it was stable
     _process: asyncio.subprocess.Process | None = None
     _ending: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,12 +66,12 @@ class Child:
         with _open_log(self.log_path) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self.argv,
-                env=self.env,
+                env={**self.env, LAUNCHER_PID: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent if self.stranger else None,
             )
         if self._ending.is_set():  # asked to end while it was being started
             self.signal(signal.SIGTERM)

@@ -191,7 +191,7 @@ class Deployment:
         return clean
 
     async def relaunch(self, name: str) -> None:
-        """Starts a retired process again, as it was; a pipeline that stood before counts no longer as ready."""
+        """Starts a retired process again, as it was; what stood before no longer counts as ready."""
         child = self.children[name]
         assert child.pid is None, f"{name} runs"
         self._strangers |= await self._with_bus(_standing)
@@ -218,7 +218,8 @@ class Deployment:
         self._launch(name, argv, {**env, **self.plan.env})
 
     def _launch(self, name: str, argv: list[str], env: Mapping[str, str]) -> None:
-        child = Child(name, argv, env, self.run_dir / "logs" / f"{name}.log", self.plan.restart)
+        log_path = self.run_dir / "logs" / f"{name}.log"
+        child = Child(name, argv, env, log_path, self.plan.restart, stranger=name == "nats")
         self.children[name] = child
         self._tasks[name] = asyncio.create_task(child.run(), name=name)
 

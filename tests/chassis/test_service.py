@@ -2,8 +2,11 @@
 
 import asyncio
 import contextvars
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -141,6 +144,17 @@ def test_without_a_bus_the_process_gives_up_in_time() -> None:
     code, lines = start(["--nats-url", "nats://127.0.0.1:1", "--nats-wait-s", "0.2"], {}, never)
     assert code == 1
     assert [line["event"] for line in lines] == ["starting", "no bus", "crashed"]
+
+
+def test_a_service_whose_launcher_is_gone_does_not_start() -> None:
+    """In a process of its own: it asks the kernel to die with its parent."""
+    code = (
+        "import sys; from chassis import service; from tests.chassis.test_service import Config, never;"
+        "sys.exit(service.start('echo', Config, never, [], {'SHOAL_LAUNCHER_PID': '1'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 1
+    assert orjson.loads(done.stderr)["event"] == "the launcher is gone"
 
 
 def test_the_loops_clock_is_finer_than_a_millisecond() -> None:

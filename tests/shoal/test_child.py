@@ -15,7 +15,8 @@ STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', 
 
 
 def child(tmp_path: Path, code: str, restart: bool = True) -> Child:
-    return Child("c", [sys.executable, "-c", code], dict(os.environ), tmp_path / "logs" / "c.log", restart)
+    argv, log_path = [sys.executable, "-c", code], tmp_path / "logs" / "c.log"
+    return Child("c", argv, dict(os.environ), log_path, restart, stranger=True)
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -96,7 +97,8 @@ import asyncio, os, sys
 from pathlib import Path
 from shoal.child import Child
 async def go():
-    c = Child("c", [sys.executable, "-c", {SLEEP!r}], dict(os.environ), Path({str(tmp_path / "c.log")!r}))
+    argv, log_path = [sys.executable, "-c", {SLEEP!r}], Path({str(tmp_path / "c.log")!r})
+    c = Child("c", argv, dict(os.environ), log_path, stranger=True)
     async with asyncio.TaskGroup() as group:
         group.create_task(c.run())
         while "up" not in c.log_tail():
