@@ -1,0 +1,29 @@
+"""What the end-to-end tests share: one loop, one calm deployment, a receiver of traces, measured stalls."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.rig import Running, fake_plan, running
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
+def calm(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A deployment that nobody kills."""
+    with running(runner, fake_plan(tmp_path_factory.mktemp("calm"), gateways=2)) as shoal:
+        yield shoal
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and report.when == "call":
+                for name, value in report.user_properties:
+                    terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {name} {value}")
