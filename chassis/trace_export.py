@@ -20,9 +20,9 @@ from chassis.trace import Span, SpanRing, parse_step_key
 
 STEPS_PER_SUBJECT = 64
 FLUSH_INTERVAL_S = 0.25
-SEGMENT_SPANS_MAX = 512
-PENDING_LEN_MAX = 1024  # segments that wait for the bus
-_APPENDS_AT_ONCE = 8
+SEGMENT_SPANS_MAX = 32  # encoded in one go: a worker's loop must not stand still for long
+PENDING_LEN_MAX = 4096  # segments that wait for the bus
+_APPENDS_AT_ONCE = 4
 _KEYS_PER_WORD = 4096
 
 
@@ -45,7 +45,7 @@ class Exporter:
         self._service = service
         self._boot = boot
         self._sink = sink
-        self._pending: deque[tuple[str, bytes]] = deque()
+        self._pending: deque[tuple[str, Sequence[Span]]] = deque()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -59,7 +59,7 @@ class Exporter:
             await subscription.close()
 
     async def flush(self) -> None:
-        """Announces, encodes and stores what was kept; what the bus refuses now waits for the next flush."""
+        """Announces and stores what was kept; what the bus refuses now waits for the next flush."""
         spans, announce = self._ring.take()
         try:
             for start in range(0, len(announce), _KEYS_PER_WORD):
@@ -92,12 +92,12 @@ class Exporter:
         except BadMessage as error:
             log.warning("bad message dropped", subject=message.subject, error=str(error))
 
-    def _segments(self, spans: Iterable[Span]) -> list[tuple[str, bytes]]:
+    def _segments(self, spans: Iterable[Span]) -> list[tuple[str, Sequence[Span]]]:
         by_subject: dict[str, list[Span]] = {}
         for span in spans:
             by_subject.setdefault(subject_of(span.key), []).append(span)
         return [
-            (subject, build_segment(self._service, self._boot, some[start : start + SEGMENT_SPANS_MAX]))
+            (subject, some[start : start + SEGMENT_SPANS_MAX])
             for subject, some in by_subject.items()
             for start in range(0, len(some), SEGMENT_SPANS_MAX)
         ]
@@ -112,9 +112,9 @@ class Exporter:
             if failed:
                 return
 
-    async def _append(self, subject: str, data: bytes) -> bool:
+    async def _append(self, subject: str, spans: Sequence[Span]) -> bool:
         try:
-            await self._bus.append(subject, data)
+            await self._bus.append(subject, build_segment(self._service, self._boot, spans))
         except BusError as error:
             log.debug("trace segment not stored", subject=subject, error=str(error))
             return False

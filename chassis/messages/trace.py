@@ -1,8 +1,9 @@
 """Kept spans as segments of the TRACES stream, and the word that says which keys are kept."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import orjson
 from google.protobuf.message import DecodeError
 
 from chassis.messages import BadMessage
@@ -59,30 +60,17 @@ def _span(s: Span) -> pb.Span:
         parent=s.parent or b"",
         start_ns=s.start_ns,
         duration_ns=max(0, s.end_ns - s.start_ns),
-        attributes=[_attribute(name, value) for name, value in s.attributes.items()],
+        attributes=orjson.dumps(s.attributes, default=_plain) if s.attributes else b"",
         links=[link.encode() for link in s.links],
         error=s.error,
     )
 
 
-def _attribute(name: str, value: Value) -> pb.Attribute:
-    match value:
-        case bool():
-            return pb.Attribute(name=name, flag=value)
-        case int():
-            return pb.Attribute(name=name, integer=value)
-        case float():
-            return pb.Attribute(name=name, real=value)
-        case str():
-            return pb.Attribute(name=name, text=value)
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _parse_span(m: pb.Span) -> Span:
-    attributes: dict[str, Value] = {}
-    for a in m.attributes:
-        kind = a.WhichOneof("value")
-        if kind is not None:
-            attributes[a.name] = getattr(a, kind)
     return Span(
         key=m.key,
         name=m.name,
@@ -90,10 +78,22 @@ def _parse_span(m: pb.Span) -> Span:
         parent=m.parent or None,
         start_ns=m.start_ns,
         end_ns=m.start_ns + m.duration_ns,
-        attributes=attributes,
+        attributes=_parse_attributes(m.attributes),
         links=tuple(_context(link) for link in m.links),
         error=m.error if m.HasField("error") else None,
     )
+
+
+def _parse_attributes(data: bytes) -> dict[str, Value]:
+    if not data:
+        return {}
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadMessage(f"span: attributes: {error}") from None
+    if not isinstance(found, dict):
+        raise BadMessage("span: attributes are not an object")
+    return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
 
 
 def _context(data: bytes) -> TraceContext:

@@ -33,24 +33,10 @@ class Span(_message.Message):
     parent: bytes
     start_ns: int
     duration_ns: int
-    attributes: _containers.RepeatedCompositeFieldContainer[Attribute]
+    attributes: bytes
     links: _containers.RepeatedScalarFieldContainer[bytes]
     error: str
-    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., context: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., start_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., attributes: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., links: _Optional[_Iterable[bytes]] = ..., error: _Optional[str] = ...) -> None: ...
-
-class Attribute(_message.Message):
-    __slots__ = ("name", "text", "integer", "real", "flag")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    INTEGER_FIELD_NUMBER: _ClassVar[int]
-    REAL_FIELD_NUMBER: _ClassVar[int]
-    FLAG_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    text: str
-    integer: int
-    real: float
-    flag: bool
-    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., flag: _Optional[bool] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., context: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., start_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., attributes: _Optional[bytes] = ..., links: _Optional[_Iterable[bytes]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Keep(_message.Message):
     __slots__ = ("requests", "steps")
