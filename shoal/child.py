@@ -41,6 +41,11 @@ class Child:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was asked to end."""
+        return self._ending.is_set()
+
     async def run(self) -> None:
         """Until `end`; without `restart`, until it dies. Cancelling kills it."""
         loop = asyncio.get_running_loop()

@@ -116,8 +116,8 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 async def _stay_up(plan: Plan) -> int:
-    stopped = _on_signals()
     shoal = Deployment(plan)
+    stopped = _on_signals(shoal)
     _say(f"starting {plan.model} in {plan.stages} stages; logs in {shoal.run_dir / 'logs'}")
     try:
         if not await _unless(stopped, shoal.start()) or not await _unless(stopped, shoal.wait_ready()):
@@ -175,8 +175,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 async def _show(plan: Plan, question: str) -> int:
-    stopped = _on_signals()
     shoal = Deployment(plan)
+    stopped = _on_signals(shoal)
     _say(f"starting NATS, kvstore, {plan.stages} stage workers, batcher and gateway ({plan.model})")
     try:
         if not await _unless(stopped, shoal.start()) or not await _unless(stopped, shoal.wait_ready()):
@@ -225,12 +225,18 @@ def _address(arguments: argparse.Namespace) -> str:
     return str(addresses[0])
 
 
-def _on_signals() -> asyncio.Event:
-    """Set by the first Ctrl-C or SIGTERM."""
+def _on_signals(shoal: Deployment) -> asyncio.Event:
+    """Set by the first Ctrl-C or SIGTERM; the second kills what has not drained."""
     stopped = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopped.is_set():
+            shoal.kill_all()
+        stopped.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, on_signal)
     return stopped
 
 

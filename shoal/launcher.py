@@ -184,6 +184,11 @@ class Deployment:
             self._lock = None
         return killed
 
+    def kill_all(self) -> None:
+        """For the impatient: nothing drains any more."""
+        for child in self.children.values():
+            child.signal(signal.SIGKILL)
+
     async def retire(self, name: str, grace_s: float = DRAIN_TIMEOUT_S) -> bool:
         """Drains one process, which is not started again; False when it had to be killed."""
         clean = await self.children[name].end(grace_s)
@@ -257,6 +262,14 @@ class Deployment:
         finally:
             await bus.close()
 
+    def _check(self, child: Child) -> None:
+        """Raises LaunchError when a process will not come to stand."""
+        task = self._tasks[child.name]
+        if task.done() and (error := task.exception()) is not None:
+            raise LaunchError(f"{child.name} can't be started: {error}")
+        if child.failures > FAILURES_MAX or (task.done() and not child.ended):
+            raise LaunchError(f"{child.name} keeps dying:\n{child.log_tail()}")
+
     async def _until(
         self, holds: Callable[[], Awaitable[bool]], timeout_s: float, what: str, name: str
     ) -> None:
@@ -265,8 +278,7 @@ class Deployment:
             async with asyncio.timeout(timeout_s):
                 while not await holds():
                     for child in self.children.values():
-                        if child.failures > FAILURES_MAX or self._tasks[child.name].done():
-                            raise LaunchError(f"{child.name} keeps dying:\n{child.log_tail()}")
+                        self._check(child)
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             tail = self.children[name].log_tail() if name in self.children else ""

@@ -63,3 +63,17 @@ def test_the_command_fails_with_a_word(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as caught:
         main(["generate"])
     assert caught.value.code == 2
+
+
+def test_a_server_that_cannot_be_started_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_SERVER", str(tmp_path / "absent"))
+
+    async def go() -> None:
+        deployment = Deployment(Plan(model="fake", run_dir=tmp_path))
+        try:
+            await deployment.start()
+        finally:
+            await deployment.stop()
+
+    with pytest.raises(LaunchError, match="nats can't be started: .*absent"):
+        asyncio.run(go())
