@@ -5,6 +5,7 @@ outlives its stream; whoever only knows an id must be of the request's tenant. O
 each write attempt, because they may be lost.
 """
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -49,6 +50,7 @@ class Cancels:
     def __init__(self, new_call: Callable[[], int]) -> None:
         self._new_call = new_call
         self._errands: dict[RequestId, Errand] = {}
+        self._heap: list[tuple[float, RequestId]] = []  # stale entries are dropped when they surface
 
     def __len__(self) -> int:
         return len(self._errands)
@@ -69,7 +71,8 @@ class Cancels:
         if known is not None and known.tenant is None:
             return []
         errand = self._add(now, request_id, reason)
-        errand.owner, errand.model, errand.due = owner, model, now + WRITE_AFTER_S
+        errand.owner, errand.model = owner, model
+        self._wait(request_id, errand, now + WRITE_AFTER_S)
         if known is not None:
             errand.replies = known.replies
             return [self._tell(request_id, errand), *self._answer(errand, True)]
@@ -106,7 +109,7 @@ class Cancels:
         """What follows a read, and the terminal record if it found one."""
         errand = self._errands[e.request_id]
         if e.failed:
-            return self._later(e.now, errand), None
+            return self._later(e.now, e.request_id, errand), None
         match e.record:
             case Terminal() as terminal:
                 if errand.tenant is not None and terminal.tenant and terminal.tenant != errand.tenant:
@@ -133,42 +136,52 @@ class Cancels:
         """The message of a request known by id only: proves the tenant."""
         errand = self._errands[e.request_id]
         if e.failed:
-            return self._later(e.now, errand)
+            return self._later(e.now, e.request_id, errand)
         if e.request is None and not errand.none_seen:
             errand.none_seen = True
             return self._read(e.request_id, errand)
         if e.request is None or e.request.tenant != errand.tenant:
             del self._errands[e.request_id]
             return self._answer(errand, False)
-        errand.tenant, errand.model, errand.due = None, e.request.model, e.now + WRITE_AFTER_S
+        errand.tenant, errand.model = None, e.request.model
+        self._wait(e.request_id, errand, e.now + WRITE_AFTER_S)
         return [self._tell(e.request_id, errand), *self._answer(errand, True)]
 
     def on_written(self, e: CancelWritten) -> list[Effect]:
         errand = self._errands[e.request_id]
         if e.outcome is Write.STORED:
             return self.forget(e.request_id)
-        return self._later(e.now, errand)
+        return self._later(e.now, e.request_id, errand)
 
     def tick(self, now: float) -> list[Effect]:
         out: list[Effect] = []
-        for request_id, errand in list(self._errands.items()):
-            if errand.due is not None and errand.due <= now:
-                if now >= errand.give_up_at:
-                    del self._errands[request_id]
-                    out += [Count("cancel given up"), *self._answer(errand, False, failed=True)]
-                    continue
-                if errand.tenant is None and errand.retry_s > RETRY_FIRST_S and errand.model:
-                    out.append(self._tell(request_id, errand))
-                out += self._read(request_id, errand)
+        while (due := self.next_timer()) is not None and due <= now:
+            _, request_id = heapq.heappop(self._heap)
+            errand = self._errands[request_id]
+            if now >= errand.give_up_at:
+                del self._errands[request_id]
+                out += [Count("cancel given up"), *self._answer(errand, False, failed=True)]
+                continue
+            if errand.tenant is None and errand.retry_s > RETRY_FIRST_S and errand.model:
+                out.append(self._tell(request_id, errand))
+            out += self._read(request_id, errand)
         return out
 
     def next_timer(self) -> float | None:
-        return min((e.due for e in self._errands.values() if e.due is not None), default=None)
+        while self._heap:
+            due, request_id = self._heap[0]
+            errand = self._errands.get(request_id)
+            if errand is not None and errand.due == due:
+                return due
+            heapq.heappop(self._heap)
+        return None
 
     def check(self) -> None:
         assert len(self._errands) <= LEN_MAX
         for errand in self._errands.values():
             assert errand.due is not None or errand.call > 0
+        waiting = {(e.due, request_id) for request_id, e in self._errands.items() if e.due is not None}
+        assert waiting <= set(self._heap), "nobody wakes it"
 
     def _add(self, now: float, request_id: RequestId, reason: str) -> Errand:
         if len(self._errands) >= LEN_MAX:
@@ -187,8 +200,12 @@ class Cancels:
         errand.call = self._new_call()
         return WriteCancel(request_id, errand.call, record, seq)
 
-    def _later(self, now: float, errand: Errand) -> list[Effect]:
-        errand.due = now + errand.retry_s
+    def _wait(self, request_id: RequestId, errand: Errand, until: float) -> None:
+        errand.due = until
+        heapq.heappush(self._heap, (until, request_id))
+
+    def _later(self, now: float, request_id: RequestId, errand: Errand) -> list[Effect]:
+        self._wait(request_id, errand, now + errand.retry_s)
         errand.retry_s = min(errand.retry_s * 2, RETRY_MAX_S)
         if errand.tenant is not None and errand.replies and errand.retry_s > 2.0:
             return self._answer(errand, False, failed=True)

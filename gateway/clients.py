@@ -111,8 +111,6 @@ class Client:
         assert self._text is not None, "ids before accepted"
         ids, self._ids = tuple(self._ids), []
         self.taken += len(ids)
-        text = self._text.feed(ids)
+        text = self._text.feed(ids) if end is None else self._text.end(ids, end.byte_cut)
         first_index, self._first_index = self._first_index, self._first_index + len(ids)
-        if end is not None:
-            text += self._text.finish(end.byte_cut)
         return Delta(text, ids, first_index)

@@ -5,7 +5,7 @@ is dropped where the vocabulary puts one before every word.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from chassis.messages.card import TokenBytes
 from gateway.holdback import Holdback
@@ -26,23 +26,47 @@ class Detokenizer:
 
 
 class OutputText:
-    """The text of one request's output."""
+    """The text of one request's output.
+
+    `stop_ids` end it, beyond its first `min_tokens`, and their bytes do not count then.
+    """
 
     def __init__(
-        self, table: TokenBytes, stops: Sequence[bytes] = (), strip_leading_space: bool = False
+        self,
+        table: TokenBytes,
+        stops: Sequence[bytes] = (),
+        *,
+        strip_leading_space: bool = False,
+        stop_ids: Iterable[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         self._table = table
-        self._holdback = Holdback(stops) if stops else None
+        self._stop_ids = frozenset(i for i in stop_ids if table.join((i,)))
+        self._min_tokens = min_tokens
+        self._length = 0
+        self._free = not stops and not self._stop_ids  # nothing is ever held
+        self._holdback = Holdback(stops)
         self._detokenizer = Detokenizer(strip_leading_space)
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that these ids add for certain; may be empty."""
-        if self._holdback is None:
-            return self._detokenizer.feed(self._table.join(ids))
-        feed = self._holdback.feed
-        return self._detokenizer.feed(b"".join([feed(self._table.join((i,))) for i in ids]))
+        return self._detokenizer.feed(self._release(ids))
 
-    def finish(self, byte_cut: int | None) -> str:
-        """The last text. `byte_cut`: bytes of the whole output that stay, where a stop string cut it."""
-        rest = self._holdback.finish(byte_cut) if self._holdback is not None else b""
+    def end(self, ids: Sequence[int], byte_cut: int | None) -> str:
+        """The last ids and all text that is left: up to `byte_cut` bytes of the whole output, if given."""
+        before = self._holdback.released
+        rest = self._release(ids)
+        rest += self._holdback.finish(byte_cut)
+        if byte_cut is not None:
+            rest = rest[: max(0, byte_cut - before)]
         return self._detokenizer.feed(rest, final=True)
+
+    def _release(self, ids: Sequence[int]) -> bytes:
+        if self._free:
+            return self._holdback.feed(self._table.join(ids))
+        released = []
+        for token_id in ids:
+            self._length += 1
+            may_end = token_id in self._stop_ids and self._length > self._min_tokens
+            released.append(self._holdback.feed(self._table.join((token_id,)), may_end))
+        return b"".join(released)

@@ -16,15 +16,23 @@ class Holdback:
         self._pending = bytearray()
         self._fed = 0
 
-    def feed(self, piece: bytes) -> bytes:
+    @property
+    def released(self) -> int:
+        """Bytes of the output given out so far."""
+        return self._fed - len(self._pending)
+
+    def feed(self, piece: bytes, may_end: bool = False) -> bytes:
         """Takes the bytes of one token, returns those that no longer may become part of a stop.
 
-        A stop completed by this very token is held whole: an end may follow. The next token disproves it.
+        A stop completed by this very token is held whole, as is a token that `may_end` the output by itself:
+        an end may follow. The next token disproves it.
         """
-        if not self._stops or not piece:
+        if not self._stops and not may_end and not self._pending:
             self._fed += len(piece)
             return piece
-        hold_from = self._match(piece)
+        hold_from = self._match(piece) if self._stops else self._fed + len(piece)
+        if may_end:
+            hold_from = min(hold_from, self._fed)
         self._fed += len(piece)
         self._pending += piece
         release = len(self._pending) - (self._fed - hold_from)
@@ -37,7 +45,7 @@ class Holdback:
         """What remains: all of it, or up to `byte_cut` bytes of the whole output."""
         keep = len(self._pending)
         if byte_cut is not None:
-            keep = max(0, byte_cut - (self._fed - keep))
+            keep = max(0, byte_cut - self.released)
         return bytes(self._pending[:keep])
 
     def _match(self, piece: bytes) -> int:

@@ -38,7 +38,7 @@ from gateway.clients import Client
 from gateway.config import Config
 from gateway.events import CancelHeard, CancelWanted, ClientGone, LetGo, Resume, Submit
 from gateway.models import Model, Models
-from gateway.spans import RequestTrace
+from gateway.spans import GENERATE, RESUME, RequestTrace
 from gateway.stream_loop import RETRY_MS, StreamLoop
 from gateway.tokenizer import Encoder
 
@@ -173,7 +173,7 @@ class Gateway:
             request_id = request_id_of(call.tenant, call.client_key)
         else:
             request_id = RequestId(self._ports.new_id())
-        trace = self._trace("gateway.generate", request_id, caller, start_ns, start_s)
+        trace = self._trace(GENERATE, request_id, caller, start_ns, start_s)
         request = admit(
             call,
             model.facts,
@@ -204,7 +204,7 @@ class Gateway:
             raise invalid(f"output_ids: {len(output_ids)}; at most {OUTPUT_IDS_MAX}")
         if not self._models.ready:
             raise Status(Code.UNAVAILABLE, "model: none is served yet", RETRY_MS)
-        trace = self._trace("gateway.resume", checked, caller, start_ns, start_s)
+        trace = self._trace(RESUME, checked, caller, start_ns, start_s)
         async with self._client(checked, trace) as client, aclosing(client.events()) as events:
             now = asyncio.get_running_loop().time()
             self._streams.put(Resume(now, client.number, checked, tenant, output_ids))

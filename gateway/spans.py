@@ -12,6 +12,8 @@ from chassis.messages.request import Request, Usage
 from chassis.trace import Span, TraceContext, Tracer, Value
 from gateway.clients import Client
 
+GENERATE = "gateway.generate"
+RESUME = "gateway.resume"
 FIRST_TOKEN = "shoal.first_token_us"  # from the root's start to the first delta with ids
 
 
@@ -67,8 +69,14 @@ class RequestTrace:
         }
         self._record("gateway.publish", start_ns, end_ns, attributes, error)
 
-    def accepted(self) -> None:
+    def accepted(self, request: Request | None) -> None:
+        """A resumed stream joins the trace of its request, below the call that brought it."""
         self._accepted_ns = self._wall_ns()
+        origin = TraceContext.decode(request.trace_parent) if request is not None else None
+        if self._name == RESUME and request is not None and origin is not None:
+            self.context = TraceContext(origin.trace_id, self.context.span_id)
+            self._parent = origin.span_id
+            self.asked(request, "resume")
 
     def done(self, client: Client, error: BaseException | None) -> None:
         """The client took the end, or left, or was told why not."""

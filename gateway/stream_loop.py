@@ -13,6 +13,7 @@ from chassis.errors import Code, Status
 from chassis.ids import GatewayId, RequestId
 from chassis.inbox import Inbox
 from chassis.messages import BadMessage
+from chassis.messages.card import ModelCard
 from chassis.messages.request import parse_chunk, parse_takeover_question
 from chassis.ports import Ports
 from gateway.bus_calls import BusCalls, is_boot
@@ -24,6 +25,7 @@ from gateway.events import (
     AskOwner,
     CancelHeard,
     ChunkArrived,
+    ClientGone,
     Count,
     Effect,
     End,
@@ -201,12 +203,27 @@ class StreamLoop:
         model = self._models.known(effect.model)
         if model is None:
             client.fail(Status(Code.UNAVAILABLE, f"model {effect.model}: its card is not here", RETRY_MS))
+            self.put(ClientGone(asyncio.get_running_loop().time(), effect.client, effect.request_id))
             return
-        card = model.card
-        client.accept(effect, OutputText(card.token_bytes, effect.stop, card.strip_leading_space))
+        client.accept(effect, _text(effect, model.card))
         if (trace := self.traces.get(effect.request_id)) is not None:
-            trace.accepted()
+            trace.accepted(effect.request)
 
     def _vocab_size(self, name: str) -> int | None:
         model = self._models.known(name)
         return model.card.vocab_size if model is not None else None
+
+
+def _text(accept: Accept, card: ModelCard) -> OutputText:
+    """Of a request whose message is gone only the end is passed on, cut where it must be."""
+    limits = accept.request.limits if accept.request is not None else None
+    stop_ids: tuple[int, ...] = ()
+    if limits is not None:
+        stop_ids = limits.stop_token_ids + (() if limits.ignore_eos else card.eos_ids)
+    return OutputText(
+        card.token_bytes,
+        accept.stop,
+        strip_leading_space=card.strip_leading_space,
+        stop_ids=stop_ids,
+        min_tokens=limits.min_tokens if limits is not None else 0,
+    )

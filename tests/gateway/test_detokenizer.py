@@ -103,7 +103,7 @@ def test_resumed_text_is_the_rest(text: str, cuts: list[int], resume_at: int) ->
     given_before = "".join(first.feed(list(piece)) for piece in split(bytes(ids[:n]), cuts))
     second = OutputText(BYTES, stops)
     assert second.feed(ids[:n]) == given_before
-    rest = second.feed(ids[n:]) + second.finish(None)
+    rest = second.feed(ids[n:]) + second.end([], None)
     assert given_before + rest == text
 
 
@@ -111,7 +111,7 @@ def test_stop_across_tokens_is_cut_inside_a_token() -> None:
     table = TokenBytes.of([b"one", b" ST", b"OP now"])
     text = OutputText(table, [b"STOP"])
     assert [text.feed([0]), text.feed([1]), text.feed([2])] == ["one", " ", ""]
-    assert text.finish(4) == ""
+    assert text.end([], 4) == ""
 
 
 def test_stop_that_was_not_one_is_released_by_the_next_token() -> None:
@@ -123,4 +123,27 @@ def test_stop_that_was_not_one_is_released_by_the_next_token() -> None:
 def test_cut_before_a_partial_code_point_is_replaced_at_the_end() -> None:
     text = OutputText(BYTES, [b"\xac!"])
     assert text.feed(list("\u20ac!".encode())) == ""
-    assert text.finish(2) == "\ufffd"
+    assert text.end([], 2) == "\ufffd"
+
+
+def test_token_that_ends_by_itself_is_held_and_its_bytes_do_not_count() -> None:
+    table = TokenBytes.of([b"a", b"\n", b""])
+    text = OutputText(table, stop_ids=(1, 2), min_tokens=1)
+    assert [text.feed([1]), text.feed([0]), text.feed([1])] == ["\n", "a", ""]
+    assert text.end([], 2) == ""
+    text = OutputText(table, stop_ids=(1,))
+    assert [text.feed([0, 1]), text.feed([0]), text.end([1], None)] == ["a", "\na", "\n"]
+
+
+@given(TEXT, st.lists(st.integers(0, 120)), st.integers(0, 160), st.booleans())
+@FAST
+def test_end_cuts_whatever_is_known_of_stops(
+    text: str, cuts: list[int], byte_cut: int, at_once: bool
+) -> None:
+    """With ids and their end together (a record that was read), the cut needs no stops to be exact."""
+    ids = list(text.encode())
+    out = OutputText(BYTES)
+    n = 0 if at_once else min(len(ids), byte_cut)
+    given_before = "".join(out.feed(list(piece)) for piece in split(bytes(ids[:n]), cuts))
+    whole = bytes(ids[:byte_cut]).decode("utf-8", "replace")
+    assert given_before + out.end(ids[n:], byte_cut) == whole

@@ -1,6 +1,7 @@
 """The gateway over the in-memory bus: what clients see while batchers and other clients do theirs."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from chassis.messages.request import (
     build_takeover_question,
     parse_record,
 )
+from chassis.trace import TraceContext
 from gateway.admission import request_id_of
 from tests.gateway.rig import Reader, Rig, ScriptedBatcher, byte_card, call, run, until
 
@@ -453,5 +455,62 @@ def test_long_texts_are_encoded_beside_the_loop() -> None:
     async def main() -> None:
         async with Rig().standing(inline_encode_bytes_max=10) as (gateway, _):
             assert await gateway.tokenize(call("x" * 5000)) == (120,) * 5000
+
+    run(main())
+
+
+def test_a_stop_token_shows_its_id_and_not_its_text() -> None:
+    async def main() -> None:
+        async with Rig().standing() as (gateway, batcher):
+            reader = Reader(gateway.generate(call(stop_token_ids=(ord("."),))))
+            job = await batcher.take()
+            batcher.send(job, *b"ab")
+            batcher.send(job, ord("."))
+            await until(lambda: len(reader.ids) == 3)
+            assert reader.text == "ab"
+            await batcher.end(job, byte_cut=2)
+            await reader.done()
+            assert reader.text == "ab"
+
+    run(main())
+
+
+def test_resume_joins_the_trace_of_its_request() -> None:
+    async def main() -> None:
+        rig = Rig()
+        async with rig.standing() as (gateway, batcher):
+            first = Reader(gateway.generate(call(resume_window_s=9), TraceContext(b"c" * 16, b"d" * 8)))
+            job = await batcher.take()
+            await first.accepted()
+            await first.leave()
+            again = Reader(gateway.resume(job.request.id, (), "t"))
+            await again.accepted()
+            await batcher.end(job)
+            await again.done()
+            spans, _ = rig.tracer.take()
+            assert {span.context.trace_id for span in spans} == {b"c" * 16}
+            [root] = [span for span in spans if span.name == "gateway.generate"]
+            [resumed] = [span for span in spans if span.name == "gateway.resume"]
+            assert (root.parent, resumed.parent) == (b"d" * 8, root.context.span_id)
+            assert root.error == "CANCELLED" and resumed.error is None
+
+    run(main())
+
+
+def test_idle_streams_are_cheap() -> None:
+    """Under 64 KB a stream, of which gRPC takes 16."""
+
+    async def main() -> None:
+        async with Rig().standing() as (gateway, batcher):
+            readers = [Reader(gateway.generate(call())) for _ in range(20)]
+            await until(lambda: all(reader.events for reader in readers))
+            tracemalloc.start()
+            more = [Reader(gateway.generate(call())) for _ in range(200)]
+            await until(lambda: all(reader.events for reader in more))
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert held / len(more) < 48 * 1024
+            for reader in readers + more:
+                await reader.leave()
 
     run(main())
