@@ -24,6 +24,7 @@ from shoal.launcher import Deployment, Plan
 from tests.sim.clients import NUM_LAYERS, expected
 
 T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
 STREAMS = 16
 PATIENCE_S = 90.0  # for a whole test: beyond it something hangs
 STEP_COST_US = 4_000
