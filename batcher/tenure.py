@@ -190,6 +190,8 @@ class Tenure(Actions):
             case Claim() if record.boot == self.turn.boot:
                 self.take(record, seq)
                 self._takeover()
+            case Claim() if record.body_digest not in (b"", self.request.body_digest):
+                self.leave("another body", ack=True)  # a copy under another subject; its client is refused
             case Cancel() if record.boot in ("", self.turn.boot):
                 self.seen_attempt, self.why = record.attempt, _end_of(record)
                 if record.boot:

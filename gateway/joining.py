@@ -16,7 +16,7 @@ from gateway.events import (
 )
 from gateway.serving import DEADLINE_GRACE_S, Serving
 from gateway.stream import Said, State, Stream
-from gateway.table import RETRY_MS, StreamTable, not_found
+from gateway.table import RETRY_MS, StreamTable, not_found, other_body
 
 
 class Joining:
@@ -26,6 +26,11 @@ class Joining:
 
     def submit(self, e: Submit) -> None:
         request = e.request
+        known = self._table.streams.get(request.id)
+        first = known.request if known is not None else None
+        if first is not None and first.body_digest != request.body_digest:
+            self._table.out.append(other_body(e.client))  # whoever was first keeps the stream
+            return
         stream = Stream(e.client, request.id, request.tenant, request, ())
         if self._table.add(stream):
             stream.call = self._table.call()
@@ -78,7 +83,7 @@ class Joining:
             self._read_later(stream)
             return
         record = e.record
-        if isinstance(record, Claim | Terminal) and self._body_differs(stream, record.body_digest):
+        if isinstance(record, Claim | Terminal) and self._table.refuse_other(stream, record.body_digest):
             return
         match record:
             case Terminal():
@@ -118,7 +123,7 @@ class Joining:
         if request.tenant != stream.tenant:
             self._table.refuse_unknown(stream)
             return False
-        if self._body_differs(stream, request.body_digest):
+        if self._table.refuse_other(stream, request.body_digest):
             return False
         if not stream.joined:
             return True
@@ -133,13 +138,6 @@ class Joining:
         stream.request = request
         if request.timeout_ms:
             stream.deadline_at = self._table.now - e.age_s + request.timeout_ms / 1000 + DEADLINE_GRACE_S
-        return True
-
-    def _body_differs(self, stream: Stream, digest: bytes) -> bool:
-        request = stream.request
-        if stream.joined or request is None or not digest or digest == request.body_digest:
-            return False
-        self._table.fail(stream, Code.ALREADY_EXISTS, "client_key: used before with another request")
         return True
 
     def _read_later(self, stream: Stream) -> None:

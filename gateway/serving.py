@@ -108,6 +108,8 @@ class Serving:
         if stream.joined and terminal.tenant != stream.tenant:
             self._table.refuse_unknown(stream)
             return
+        if self._table.refuse_other(stream, terminal.body_digest):
+            return
         ids = terminal.output_ids
         self._table.accept(stream, terminal.model, terminal.stop)
         if stream.held.fits(ids):
@@ -169,6 +171,8 @@ class Serving:
         match e.record:
             case Terminal() as terminal:
                 self.terminal(stream, terminal)
+            case Claim(body_digest=digest) if self._table.refuse_other(stream, digest):
+                pass  # two were stored under one key, and the other one runs
             case Claim() | Cancel() as record if record.boot:
                 self._table.own(stream, record.boot)
                 self._ask(stream, Probe.NAMED)

@@ -97,6 +97,19 @@ class StreamTable:
         self.drop(stream)
         self.out.append(not_found(stream.client, stream.id))
 
+    def differs(self, stream: Stream, digest: bytes) -> bool:
+        """Whether a body under this id is another than the client's own."""
+        request = stream.request
+        return not stream.joined and request is not None and digest not in (b"", request.body_digest)
+
+    def refuse_other(self, stream: Stream, digest: bytes) -> bool:
+        """Ends a stream whose id belongs to another body."""
+        if not self.differs(stream, digest):
+            return False
+        self.drop(stream)
+        self.out.append(other_body(stream.client))
+        return True
+
     def next_wake(self) -> float | None:
         while self.heap and not self.is_armed(self.heap[0]):
             heapq.heappop(self.heap)
@@ -121,6 +134,10 @@ class StreamTable:
             assert stream.id == request_id
             if stream.owner is not None:
                 assert request_id in self.owners.streams_of(stream.owner)
+
+
+def other_body(client: int) -> Fail:
+    return Fail(client, Code.ALREADY_EXISTS, "client_key: used before with another request")
 
 
 def not_found(client: int, request_id: RequestId) -> Fail:

@@ -158,6 +158,13 @@ def test_reading_my_claim_takes_its_attempt() -> None:
     assert rig.at(State.TAKEOVER) and rig.core.attempt(R) == 3
 
 
+def test_a_copy_with_another_body_goes_when_its_key_is_taken() -> None:
+    """Stored under another subject; taking the claim over would run this body under that one's log."""
+    rig = Rig().reading()
+    rig.read(Claim(A1, OTHER, b"another body"))
+    assert rig.out == [e.Ack(AckToken("t1")), e.Closed(R, "another body")] and rig.at(State.NONE)
+
+
 @pytest.mark.parametrize("boot", [ME, ""])
 def test_reading_a_cancel_of_mine_or_of_nobody_ends_it(boot: str) -> None:
     rig = Rig().reading()

@@ -384,6 +384,27 @@ def test_same_key_with_another_body_is_refused_by_the_record(record: Claim | Ter
     assert not any(isinstance(e, Accept) for e in desk.out)
 
 
+def test_another_body_under_the_key_does_not_take_the_stream_of_who_was_first() -> None:
+    desk = Desk().opened(KEYED)
+    desk.do(Submit(desk.now, 2, replace(KEYED, body_digest=b"x" * 32)))
+    fail = desk.one(Fail)
+    assert isinstance(fail, Fail) and (fail.client, fail.code) == (2, Code.ALREADY_EXISTS)
+    desk.chunk(A, part(1, (5,)))
+    passed = desk.one(Pass)
+    assert isinstance(passed, Pass) and passed.client == 1
+
+
+@pytest.mark.parametrize("record", [claim(1, A, b"x" * 32), replace(terminal((5,)), body_digest=b"x" * 32)])
+def test_an_open_stream_never_follows_another_body(record: Claim | Terminal) -> None:
+    """Two were stored under one key and different subjects; the other one was claimed."""
+    desk = Desk().opened(KEYED)
+    desk.wait(11)
+    desk.read(record)
+    fail = desk.one(Fail)
+    assert isinstance(fail, Fail) and fail.code is Code.ALREADY_EXISTS
+    assert not any(isinstance(e, AskOwner | Pass) for e in desk.seen)
+
+
 def test_same_key_with_another_body_is_refused_by_the_message() -> None:
     desk = Desk()
     desk.published(desk.submit(KEYED), Publish.DUPLICATE)
