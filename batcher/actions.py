@@ -55,7 +55,6 @@ class Actions(Holding):
     # ---- the scheduler ------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        self.expected_seq, self.seen_attempt = 0, Attempt(0)
         if self.is_late(self.turn.now):
             self.why = Reason.DEADLINE
         if self.why is not None:

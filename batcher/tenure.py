@@ -143,7 +143,7 @@ class Tenure(Actions):
     # ---- the log -----------------------------------------------------------------------------------
 
     def on_write_done(self, event: e.WriteDone) -> None:
-        if self.call != event.call or self.state not in (State.CLAIMING, State.WRITING):
+        if self.call != event.call:
             self.turn.drop("write_done")
             return
         record, self.writing = self.writing, None
@@ -152,7 +152,6 @@ class Tenure(Actions):
             self._on_not_stored()
         elif isinstance(record, Claim):
             first = self.expected_seq == 0
-            self.wanted = Attempt(0)
             self.take(record, event.seq)
             if first:
                 self._proceed()
@@ -170,7 +169,7 @@ class Tenure(Actions):
         self._read_after(State.VERIFYING if self.claimed else State.READING, max(0, self.failures - 1))
 
     def on_read_done(self, event: e.ReadDone) -> None:
-        if self.call != event.call or self.state not in (State.READING, State.VERIFYING):
+        if self.call != event.call:
             self.turn.drop("read_done")
         elif event.failed:
             self.failures += 1
@@ -245,7 +244,7 @@ class Tenure(Actions):
     # ---- other batchers ----------------------------------------------------------------------------
 
     def on_owner_answered(self, event: e.OwnerAnswered) -> None:
-        if self.call != event.call or self.state is not State.ASKING:
+        if self.call != event.call:
             self.turn.drop("owner_answer")
         elif event.mine:
             self.leave("owned elsewhere")
