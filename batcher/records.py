@@ -11,10 +11,12 @@ from batcher.account import Account
 from chassis import log, subjects
 from chassis.bus import Bus
 from chassis.errors import BusError, NoResponders, WrongSequence
+from chassis.ids import Attempt, BootId, RequestId
 from chassis.messages import BadMessage
 from chassis.messages.request import (
     Claim,
     OwnerQuestion,
+    Reason,
     Terminal,
     build_record,
     build_to_batcher,
@@ -97,6 +99,17 @@ class Records:
         except BusError:
             return  # silence: ownership counts its 200 ms itself
         self._tell(ev.OwnerAnswered(asyncio.get_running_loop().time(), effect.request_id, effect.call, mine))
+
+    async def refuse(self, request_id: RequestId, boot: BootId, why: str) -> bool:
+        """Ends a request that cannot be read; False when that is not sure."""
+        record = Terminal(attempt=Attempt(0), boot=boot, reason=Reason.FAILED, output_ids=(), error=why)
+        try:
+            await self._bus.append(subjects.result(request_id), build_record(record), expected_seq=0)
+        except WrongSequence:
+            pass  # it has a record already
+        except BusError:
+            return False  # it will be delivered again
+        return True
 
     async def dead_letter(self, effect: ev.DeadLetter) -> None:
         request_id = effect.request.id

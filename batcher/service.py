@@ -5,13 +5,13 @@ group; each has at most one per request or pool, and comes back as an event.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from batcher import events as ev
 from batcher.account import Account
+from batcher.arrivals import Arrivals
 from batcher.block_hash import namespace
 from batcher.config import Config
 from batcher.core import Core, Effect, Event, Interrupted
@@ -26,32 +26,19 @@ from batcher.ring import Ring, RingConfig, step_header
 from batcher.scheduler import Scheduler, SchedulerConfig
 from batcher.stops import Stops
 from chassis import log, subjects
-from chassis.bus import Delivery, Message
-from chassis.errors import BusError, WrongSequence
-from chassis.ids import AckToken, Attempt, BootId, GatewayId, RequestId
+from chassis.ids import BootId, GatewayId, RequestId
 from chassis.inbox import Inbox
-from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard
 from chassis.messages.pipeline import StepResult
 from chassis.messages.registry import BatcherEntry
 from chassis.messages.request import (
-    Attach,
-    OwnerQuestion,
-    Reason,
-    TakeoverAnswer,
     TakeoverQuestion,
-    Terminal,
     build_attach_answer,
     build_owner_answer,
-    build_record,
     build_takeover_question,
-    parse_request,
-    parse_to_batcher,
 )
 from chassis.ports import Ports
 from chassis.recorder import Recorder
-
-REPLIES_MAX = 65_536
 
 
 class Batcher:
@@ -66,11 +53,11 @@ class Batcher:
             ports.bus, self._account, ports.wall_ns, config.bus_timeout_ms / 1000, self._tell
         )
         self._outbox = Outbox(self.boot, self._bus)
-        self._replies: dict[int, Message] = {}
-        self._next_reply = 0
         self._gateways: tuple[GatewayId, ...] = ()
         self._gateways_until = 0.0
         self._settling: list[ev.Ack | ev.Nak] = []
+        self._starting = asyncio.timeout(None)
+        self._fetcher: Fetcher | None = None  # once it serves
         self._idle = asyncio.Event()  # draining, and nothing is held
         self._let_go = asyncio.Event()  # the core has let go of what was held
         self._drained = asyncio.Event()
@@ -82,8 +69,8 @@ class Batcher:
             ev.ReadLast: lambda e: self._spawn(self._records.read(e)),
             ev.AskOwner: lambda e: self._spawn(self._records.ask_owner(e)),
             ev.AskTakeover: self._ask_takeover,
-            ev.AnswerOwner: lambda e: self._answer(e.reply, build_owner_answer(e.mine)),
-            ev.AnswerAttach: lambda e: self._answer(e.reply, build_attach_answer(e.kind)),
+            ev.AnswerOwner: lambda e: self._arrivals.answer(e.reply, build_owner_answer(e.mine)),
+            ev.AnswerAttach: lambda e: self._arrivals.answer(e.reply, build_attach_answer(e.kind)),
             ev.SendParts: self._outbox.add,
             ev.Ack: self._settling.append,
             ev.Nak: self._settling.append,
@@ -105,25 +92,40 @@ class Batcher:
     # ---- life
 
     async def run(self) -> None:
-        card = await await_card(self._bus, self._config.model)
+        try:
+            async with self._starting:
+                card = await await_card(self._bus, self._config.model)
+                await self._bus.ensure_consumers(card.name)
+        except TimeoutError:
+            return  # drained before there was anything to serve
         self._card = card
+        self._arrivals = Arrivals(
+            self._bus,
+            self.boot,
+            card.name,
+            self._account,
+            self._records,
+            self._ports.wall_ns,
+            self._tell,
+            self._count_one,
+            self._spawn,
+        )
+        self._fetcher = fetcher = Fetcher(self._config, self._bus, card.name, self._arrivals.deliver)
         self._members = Members(self._bus, self.boot, card, self._tell, self._count_one)
         self._core = self._make_core(card)
-        await self._bus.ensure_consumers(card.name)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._ring = Ring(self._ports, self.boot, self._ring_config(), group, self._tell, self._on_result)
             self._kvstore = KvstoreClient(self._ports, self._config.kvstore_timeout_ms / 1000)
-            self._fetcher = Fetcher(self._config, self._bus, card.name, self._deliver)
             await self._ring.listen()
             for subject in (subjects.owner(self.boot), subjects.batchers(card.name)):
-                await self._bus.subscribe(subject, self._heard)
+                await self._bus.subscribe(subject, self._arrivals.heard)
             await self._kvstore.start(group)
             await self._members.watch()
             tasks = [
-                group.create_task(self._decide(), name="decide"),
+                group.create_task(self._decide(fetcher), name="decide"),
                 group.create_task(self._refresh(), name="registry"),
-                *self._fetcher.start(group),
+                *fetcher.start(group),
             ]
             log.info("batcher runs", model=card.name, stages=self._config.num_stages)
             await self._drained.wait()
@@ -138,8 +140,12 @@ class Batcher:
     async def drain(self) -> None:
         """Takes nothing new, finishes what runs as far as time allows, gives the rest back."""
         self._draining = True
-        self._fetcher.stop()
         loop = asyncio.get_running_loop()
+        if self._fetcher is None:
+            self._starting.reschedule(loop.time())
+            return
+        self._fetcher.stop()
+        self._arrivals.closed = True
         until = loop.time() + self._config.drain_timeout_ms / 1000
         try:
             async with asyncio.timeout_at(until):
@@ -188,7 +194,7 @@ class Batcher:
 
     # ---- the one task that touches the core
 
-    async def _decide(self) -> None:
+    async def _decide(self, fetcher: Fetcher) -> None:
         loop = asyncio.get_running_loop()
         while True:
             until = self._next_wake()
@@ -208,7 +214,7 @@ class Batcher:
                 self._idle.set()
                 if any(isinstance(item, ev.Drain) for item in items):
                     self._let_go.set()
-            self._fetcher.room(
+            fetcher.room(
                 self._core.accepting and not self._draining,
                 self._config.waiting_len_max - self._core.scheduler.num_waiting,
             )
@@ -259,80 +265,6 @@ class Batcher:
         self._count(ev.Count(what))
 
     # ---- what comes in
-
-    def _deliver(self, delivery: Delivery) -> None:
-        if self._draining:
-            self._bus.nak(delivery.token)
-            return
-        wall_ns = self._ports.wall_ns()
-        message = delivery.message
-        try:
-            request = parse_request(message.data)
-        except BadMessage as error:
-            self._spawn(self._refuse_garbage(delivery, str(error)))
-            return
-        said = subjects.parse_request(message.subject)
-        if said is None or said.request_id != request.id or said.model != self._card.name:
-            self._spawn(self._refuse_garbage(delivery, "the subject names another request or model"))
-            return
-        self._account.delivered(request, message.stored_at_ns, wall_ns, delivery.count)
-        self._tell(
-            ev.Delivered(
-                asyncio.get_running_loop().time(),
-                request,
-                delivery.token,
-                delivery.count,
-                max(0.0, (wall_ns - message.stored_at_ns) / 1e9),
-                hashlib.sha256(message.data).digest(),
-            )
-        )
-
-    async def _refuse_garbage(self, delivery: Delivery, why: str) -> None:
-        """Whoever published it finds a failed record under the id of the subject; the message goes."""
-        self._count(ev.Count("garbage request"))
-        log.warning("garbage on a request subject", error=why)
-        said = subjects.parse_request(delivery.message.subject)
-        if said is not None:
-            record = Terminal(
-                attempt=Attempt(0), boot=self.boot, reason=Reason.FAILED, output_ids=(), error=why
-            )
-            try:
-                await self._bus.append(subjects.result(said.request_id), build_record(record), expected_seq=0)
-            except WrongSequence:
-                pass  # it has a record already
-            except BusError:
-                return  # it will be delivered again
-        self._bus.ack(delivery.token)
-
-    def _heard(self, message: Message) -> None:
-        now = asyncio.get_running_loop().time()
-        try:
-            said = parse_to_batcher(message.data)
-        except BadMessage:
-            self._count(ev.Count("garbage message"))
-            return
-        match said:
-            case OwnerQuestion(request_id, attempt, token, cancelled):
-                reply = self._remember(message)
-                self._tell(ev.OwnerAsked(now, request_id, attempt, AckToken(token), cancelled, reply))
-            case TakeoverAnswer(request_id, gateway, attempt, ids, minimum):
-                self._tell(ev.TakeoverAnswered(now, request_id, gateway, attempt, ids, minimum))
-            case Attach():
-                self._tell(ev.Heard(now, said, self._remember(message)))
-            case _:
-                self._tell(ev.Heard(now, said))
-
-    def _remember(self, message: Message) -> int:
-        self._next_reply += 1
-        if len(self._replies) >= REPLIES_MAX:
-            self._replies.pop(next(iter(self._replies)))
-        self._replies[self._next_reply] = message
-        return self._next_reply
-
-    def _answer(self, reply: int, data: bytes) -> None:
-        message = self._replies.pop(reply, None)
-        if message is not None:
-            self._bus.reply(message, data)
 
     def _on_result(self, result: StepResult) -> None:
         self._account.returned(result.epoch, result.number, result.timings, self._ports.wall_ns())
