@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import orjson
+
 from chassis.messages.card import ModelCard, build_card, strips_leading_space, token_bytes_of
 from shard_worker.executor import LoadFailed
 from shard_worker.gguf_file import GgufCheckpoint
@@ -51,7 +53,7 @@ def _gguf_card(checkpoint: GgufCheckpoint, name: str, model_digest: str) -> Mode
     tokens = _list(metadata, "tokenizer.ggml.tokens", str)
     if len(tokens) != config.vocab_size:
         raise LoadFailed(f"{len(tokens)} tokens for an embedding of {config.vocab_size} rows")
-    tokenizer = json.dumps(tokenizer_from_gguf(metadata), ensure_ascii=False).encode()
+    tokenizer = orjson.dumps(tokenizer_from_gguf(metadata))
     bos, eos = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.eos_token_id")
     template = metadata.get("tokenizer.chat_template", "")
     kept = {
@@ -72,7 +74,6 @@ def _gguf_card(checkpoint: GgufCheckpoint, name: str, model_digest: str) -> Mode
         bos_token=_token(tokens, bos),
         eos_token=_token(tokens, eos),
         token_bytes=token_bytes_of(tokenizer, config.vocab_size),
-        strip_leading_space=strips_leading_space(tokenizer),
         add_bos=metadata.get("tokenizer.ggml.add_bos_token", False) is True,
     )
 

@@ -69,19 +69,17 @@ class PrepackedLinear:
 class WidenedLinear:
     """bfloat16 weights on a processor without bfloat16 products: float32 beside them for more than one row.
 
-    One row is bound by memory, so that half the bytes are half the time; more rows are bound by arithmetic.
+    One row is bound by memory, so that half the bytes are less time; more rows are bound by arithmetic.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.narrow = weight
-        self.wide = weight.float()
-        self.narrow_bias = bias
-        self.wide_bias = None if bias is None else bias.float()
+        self.narrow = PlainLinear(weight, bias)
+        self.wide = _best(weight.float(), None if bias is None else bias.float())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 1:
-            return F.linear(x.to(self.narrow.dtype), self.narrow, self.narrow_bias).float()
-        return F.linear(x, self.wide, self.wide_bias)
+            return self.narrow(x.to(self.narrow.weight.dtype)).float()
+        return self.wide(x)
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Linear:
@@ -90,23 +88,24 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision
     bias = None if bias is None else bias.to(precision.dtype)
     if precision.compute != precision.dtype:
         return WidenedLinear(weight, bias)
-    if precision.dtype == torch.bfloat16 and prepacking_works():
-        return PrepackedLinear(weight, bias)
-    return PlainLinear(weight, bias)
+    return _best(weight, bias) if precision.dtype == torch.bfloat16 else PlainLinear(weight, bias)
+
+
+def _best(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    return PrepackedLinear(weight, bias) if prepacking_works(weight.dtype) else PlainLinear(weight, bias)
 
 
 @cache
-def prepacking_works() -> bool:
+def prepacking_works(dtype: torch.dtype) -> bool:
     """The operators are private to torch: they count only where they give what F.linear gives."""
     generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(48, 64, generator=generator).bfloat16()
-    bias = torch.randn(48, generator=generator).bfloat16()
-    x = torch.randn(5, 64, generator=generator).bfloat16()
+    weight, x = torch.randn(48, 64, generator=generator), torch.randn(5, 64, generator=generator)
+    bias = torch.randn(48, generator=generator)
     try:
-        packed = PrepackedLinear(weight, bias)(x)
+        packed = PrepackedLinear(weight.to(dtype), bias.to(dtype))(x.to(dtype))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return torch.allclose(packed.float(), F.linear(x.float(), weight.float(), bias.float()), atol=0.25)
+    return torch.allclose(packed.float(), F.linear(x, weight, bias), atol=0.5 if dtype.itemsize < 4 else 1e-4)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
