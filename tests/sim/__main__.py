@@ -9,7 +9,6 @@ from multiprocessing import Pool
 
 from tests.sim.run import Report, run_seed
 
-
 SEED_TIME_MAX_S = 20  # of real time: a loop that goes round without time passing
 
 

@@ -1,11 +1,8 @@
-"""What must hold of a run: while it goes on, once its clients have their answers, and when it is at rest."""
+"""What must hold of a run: of the cores while it goes on, of the logs and of what is left once it rests."""
 
 from chassis import subjects
-from chassis.messages.request import Cancel, Claim, Reason, Terminal, parse_record
-from tests.sim.clients import Outcome, expected
+from chassis.messages.request import Cancel, Claim, Record, Terminal, parse_record
 from tests.sim.world import World
-
-DISRUPTIVE = ("worker", "batcher", "link", "hang", "pause", "poison", "cut", "broker")
 
 
 def check_cores(world: World) -> None:
@@ -24,43 +21,22 @@ def check_cores(world: World) -> None:
             service._core.check()
 
 
-def check_answer(world: World, outcome: Outcome) -> None:
-    """The client's ids and text against the oracle's."""
-    plan = outcome.plan
-    ids, text, reason = expected(plan.call)
-    name = f"{plan.name} ({outcome.request_id})"
-
-    def demand(ok: bool, what: str) -> None:
-        if not ok:
-            world.fail(f"{name}: {what}")
-
-    demand(outcome.ids == ids[: len(outcome.ids)], f"ids {outcome.ids} are no prefix of {ids}")
-    match outcome.reason:
-        case "STOP" | "LENGTH":
-            demand(outcome.ids == ids, f"whole ids {outcome.ids}, expected {ids}")
-            demand(outcome.text == text, f"text {outcome.text!r}, expected {text!r}")
-            demand(outcome.reason == reason.name, f"reason {outcome.reason}, expected {reason.name}")
-        case "CANCELLED":
-            wished = outcome.cancelled or plan.leave_after is not None or world.gateways_died
-            demand(wished, "cancelled, but nobody cancelled")
-        case "DEADLINE" | "DEADLINE_EXCEEDED":
-            demand(plan.call.timeout_ms > 0, "deadline, but it had none")
-        case "UNAVAILABLE":
-            demand(not plan.call.client_key and outcome.request_id is None, "gave up what it should not")
-        case "INTERNAL" | "FAILED":
-            blamed = sum(k in DISRUPTIVE for k in world.options.faults) and world.options.num_faults >= 2
-            demand(plan.poison or bool(blamed), "failed without a cause")
-        case _:
-            demand(False, f"ended as {outcome.reason!r}")
-    if plan.poison:
-        demand(outcome.reason not in ("STOP", "LENGTH"), "a poisoned request has an answer")
-
-
-def check_logs(world: World, outcomes: list[Outcome]) -> None:
-    """One terminal record for each request that was accepted; it is the last; no claim after a cancel."""
-    logs: dict[str, list[object]] = {}
+def read_logs(world: World) -> dict[str, list[tuple[float, Record]]]:
+    """Of every request: its records, and when each was stored."""
+    logs: dict[str, list[tuple[float, Record]]] = {}
     for stored in world.broker.streams[subjects.RESULTS].messages():
-        logs.setdefault(stored.subject, []).append(parse_record(stored.data))
+        at_s = (stored.stored_at_ns - world.EPOCH_NS) / 1e9
+        logs.setdefault(stored.subject, []).append((at_s, parse_record(stored.data)))
+    return logs
+
+
+def check_logs(world: World) -> None:
+    """Every stored request has one terminal record, its last; no claim after a cancel; attempts grow."""
+    logs = {subject: [record for _, record in log] for subject, log in read_logs(world).items()}
+    for request_id in world.broker.stored:
+        log = logs.get(subjects.result(request_id), [])
+        if not log or not isinstance(log[-1], Terminal):
+            world.fail(f"{request_id} has no end: {log[-1:]}")
     for subject, records in logs.items():
         terminals = [r for r in records if isinstance(r, Terminal)]
         if len(terminals) > 1:
@@ -70,50 +46,59 @@ def check_logs(world: World, outcomes: list[Outcome]) -> None:
         for before, after in zip(records, records[1:], strict=False):
             if isinstance(before, Cancel) and isinstance(after, Claim):
                 world.fail(f"{subject}: a claim follows a cancel")
-        attempts = [r.attempt for r in records if isinstance(r, Claim)]
+        claims = [r for r in records if isinstance(r, Claim)]
+        attempts = [r.attempt for r in claims]
         if attempts != sorted(set(attempts)):
             world.fail(f"{subject}: attempts {attempts}")
-    for outcome in outcomes:
-        if outcome.request_id is None:
-            continue
-        records = logs.get(subjects.result(outcome.request_id), [])
-        last = records[-1] if records else None
-        if not isinstance(last, Terminal):
-            world.fail(f"{outcome.plan.name}: accepted, but no terminal record: {last}")
-        elif outcome.finished:
-            if last.reason.name != outcome.reason:
-                world.fail(f"{outcome.plan.name}: told {outcome.reason}, the record says {last.reason.name}")
-            if last.reason in (Reason.STOP, Reason.LENGTH) and list(last.output_ids) != outcome.ids:
-                world.fail(f"{outcome.plan.name}: the record holds other ids")
+        if terminals and claims and terminals[0].attempt != claims[-1].attempt:
+            world.fail(f"{subject}: ended in attempt {terminals[0].attempt}, claimed were {attempts}")
+        digests = {r.body_digest for r in claims} | {r.body_digest for r in terminals}
+        if len(digests) > 1:
+            world.fail(f"{subject}: two bodies under one id")
 
 
-def check_rest(world: World) -> None:
-    """Nothing is left: no message, no held request, no running sequence, no block table."""
+def unrest(world: World) -> list[str]:
+    """What is left though every client has its answer: messages, held requests, sequences, tables, calls."""
     left = [m.subject for m in world.broker.streams[subjects.REQUESTS].messages()]
-    if left:
-        world.fail(f"messages left: {left}")
     for node in world.nodes.values():
-        if not node.name.startswith("batcher") or node.service is None:
-            continue
+        service = node.service
+        if service is None:
+            left.append(f"{node.name} is down")
+        elif node.name.startswith("batcher"):
+            left += [f"{node.name}: {what}" for what in _batcher_unrest(service)]
+        elif node.name.startswith("gateway") and not service._streams.idle:
+            left.append(f"{node.name}: streams or cancels")
+    return left
+
+
+def _batcher_unrest(service: object) -> list[str]:
+    core = getattr(service, "_core", None)
+    if core is None:
+        return []
+    left = []
+    if len(core.ownership):
+        left.append(f"holds {core.ownership.counts()}")
+    if core.scheduler.num_running or core.scheduler.num_waiting:
+        left.append("schedules")
+    if any(core.scheduler.tables()):
+        left.append("block tables")
+    lease = core.scheduler._lease
+    if core.standing and (lease.unsettled or not lease.attached):
+        left.append("kvstore calls")
+    return left
+
+
+def check_blocks(world: World) -> None:
+    """A batcher at rest leases exactly what its kvstore says it leases."""
+    for node in world.nodes.values():
         core = getattr(node.service, "_core", None)
-        if core is None:
+        if not node.name.startswith("batcher") or core is None or not core.standing:
             continue
-        if len(core.ownership):
-            world.fail(f"{node.name} still holds {core.ownership.counts()}")
-        if core.scheduler.num_running or core.scheduler.num_waiting:
-            world.fail(f"{node.name} still schedules")
-        if any(core.scheduler.tables()):
-            world.fail(f"{node.name}: block tables are left")
-
-
-def check_traces(world: World) -> None:
-    """Each span of a kept request has its parent in the same trace, or a root of ours above it."""
-    by_key: dict[str, list[tuple[bytes, bytes | None, str]]] = {}
-    for _, span in world.tracer.spans:
-        by_key.setdefault(span.key, []).append((span.context.span_id, span.parent, span.name))
-    traces: dict[str, set[bytes]] = {}
-    for _, span in world.tracer.spans:
-        traces.setdefault(span.key, set()).add(span.context.trace_id)
-    for key in world.tracer.kept:
-        if len(traces.get(key, ())) > 1 and not world.gateways_died and not key.startswith("step:"):
-            world.fail(f"{key}: spans in {len(traces[key])} traces")
+        attachment = node.service._kvstore._attachment
+        held = core.scheduler._lease.inventory()
+        for other in world.nodes.values():
+            if other.name.startswith("kvstore") and other.service.boot == attachment.boot:
+                references = other.service.ledger.pools[attachment.pool.generation].table.references
+                leased = {block: count for block, count in enumerate(references) if count}
+                if leased != held:
+                    world.fail(f"{node.name} leases {held}, {other.name} says {leased}")

@@ -7,17 +7,18 @@ from nothing that the services compute.
 import asyncio
 import random
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chassis.errors import Code, Status
 from chassis.ids import RequestId
 from chassis.messages.request import Reason
-from gateway.service import Accepted, Delta, Finished, GenerateCall
+from gateway.service import Accepted, Delta, Finished, GenerateCall, GenerateEvent
 from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, oracle
 from tests.sim.world import Node, World
 
-POISON_ID = 300
+POISON_ID = 300  # now and then the model says it itself
 NUM_LAYERS = 4
+GONE = "GONE"
 RETRIES_MAX = 400
 RETRY_S = 0.1
 
@@ -28,9 +29,9 @@ class Plan:
     start_s: float
     call: GenerateCall
     cancel_after: int | None  # tokens; then it cancels
-    leave_after: int | None  # tokens; then it hangs up and resumes after `away_s`
-    away_s: float
-    poison: bool
+    leave_after: int | None  # tokens; then it hangs up
+    away_s: float | None  # for how long; None: it never comes back
+    rivals: int = 0  # others who use its key: for the same request, or for another
 
 
 @dataclass(slots=True)
@@ -40,9 +41,11 @@ class Outcome:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     reason: str = ""  # of Finished, or the name of the status
+    message: str = ""  # of the status
     finished: bool = False
     cancelled: bool = False
-    lost_at: float | None = None  # since when nobody serves it
+    left: bool = False
+    heard: list[tuple[float, float]] = field(default_factory=list)  # when a gateway served it
 
 
 def expected(call: GenerateCall) -> tuple[list[int], str, Reason]:
@@ -64,44 +67,72 @@ def expected(call: GenerateCall) -> tuple[list[int], str, Reason]:
     return ids, text.decode("utf-8", "replace"), Reason.LENGTH
 
 
+def is_poisoned(call: GenerateCall) -> bool:
+    """Whether a device meets the token that kills it."""
+    assert call.token_ids is not None
+    return POISON_ID in call.token_ids or POISON_ID in expected(call)[0][:-1]
+
+
 def draw_plans(world: World) -> list[Plan]:
     options = world.options
     rng = random.Random(f"clients {options.seed}")
     prefix = tuple(rng.randrange(256) for _ in range(rng.randint(1, 8)))
-    plans = []
+    plans: list[Plan] = []
     for i in range(options.num_clients):
-        prompt = tuple(rng.randrange(256) for _ in range(rng.randint(1, options.prompt_len_max)))
-        if options.shared_prefix and rng.random() < 0.7:
-            prompt = prefix + prompt
-        poison = "poison" in options.faults and i == 0
-        if poison:
-            prompt = (*prompt, POISON_ID)
-        leaves = rng.random() < options.leave
-        output_len = rng.randint(1, options.output_len_max)
-        plans.append(
-            Plan(
-                name=f"c{i}",
-                start_s=rng.choice((0.0, rng.uniform(0, options.fault_time_s))),
-                call=GenerateCall(
-                    tenant="t",
-                    token_ids=prompt,
-                    temperature=rng.choice((0.0, 1.0)),
-                    seed=rng.getrandbits(63),
-                    max_tokens=output_len,
-                    stop=rng.choice(((), (), ("e",), ("at", " s"))),
-                    ignore_eos=rng.random() < 0.3,
-                    priority=rng.choice((0, 5, 5, 9)),
-                    timeout_ms=rng.choice((200, 2000)) if rng.random() < options.deadline else 0,
-                    resume_window_s=20 if leaves else 0,
-                    client_key=f"key{i}" if leaves or rng.random() < options.keyed else "",
-                ),
-                cancel_after=rng.randrange(output_len) if rng.random() < options.cancel else None,
-                leave_after=rng.randrange(output_len) if leaves else None,
-                away_s=rng.choice((0.0, 0.5, 5.0)),
-                poison=poison,
-            )
-        )
+        plan = _draw_plan(world, rng, i, prefix)
+        rivals = [
+            _draw_rival(rng, plan, k)
+            for k in range(2 if plan.call.client_key and rng.random() < options.twin else 0)
+            if rng.random() < 0.7
+        ]
+        plans += [replace(p, rivals=len(rivals)) for p in (plan, *rivals)]
+    world.calls = [plan.call for plan in plans]
     return plans
+
+
+def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]) -> Plan:
+    options = world.options
+    prompt = tuple(rng.randrange(256) for _ in range(rng.randint(1, options.prompt_len_max)))
+    if options.shared_prefix and rng.random() < 0.7:
+        prompt = prefix + prompt
+    if "poison" in options.faults and i == 0:
+        prompt = (*prompt, POISON_ID)
+    leaves = rng.random() < options.leave
+    output_len = rng.randint(1, options.output_len_max)
+    call = GenerateCall(
+        tenant="t",
+        token_ids=prompt,
+        temperature=rng.choice((0.0, 1.0)),
+        seed=rng.getrandbits(63),
+        max_tokens=output_len,
+        stop=rng.choice(((), (), ("e",), ("at", " s"))),
+        ignore_eos=rng.random() < 0.3,
+        priority=rng.choice((0, 5, 5, 9)),
+        timeout_ms=rng.choice((200, 2000)) if rng.random() < options.deadline else 0,
+        resume_window_s=rng.choice((0, 2, 20, 20)) if leaves else rng.choice((0, 0, 20)),
+        client_key=f"key{i}" if rng.random() < options.keyed else "",
+    )
+    return Plan(
+        name=f"c{i}",
+        start_s=rng.choice((0.0, rng.uniform(0, options.fault_time_s))),
+        call=call,
+        cancel_after=rng.randrange(output_len) if rng.random() < options.cancel else None,
+        leave_after=rng.randrange(output_len) if leaves else None,
+        away_s=rng.choice((0.0, 0.5, 5.0, 15.0, None)),
+    )
+
+
+def _draw_rival(rng: random.Random, plan: Plan, k: int) -> Plan:
+    """It asks with the same key: for the same, or for something else, also under another subject."""
+    call = plan.call
+    if rng.random() < 0.5:
+        call = replace(call, seed=k, max_tokens=3)
+        if rng.random() < 0.5:
+            call = replace(call, priority=((call.priority or 0) + 1) % 10)
+    start_s = plan.start_s + rng.choice((0.0, 0.005, 0.3))
+    return replace(
+        plan, name=f"{plan.name}r{k}", start_s=start_s, call=call, cancel_after=None, leave_after=None
+    )
 
 
 class SimClient:
@@ -109,8 +140,7 @@ class SimClient:
         self.world = world
         self.outcome = Outcome(plan)
         self._rng = random.Random(f"client {world.options.seed} {plan.name}")
-        self._left = False  # it is away
-        self._has_left = False
+        self._away = False
 
     async def run(self) -> None:
         plan, outcome = self.outcome.plan, self.outcome
@@ -121,17 +151,20 @@ class SimClient:
                 await self._listen(node)
             except Status as status:
                 if not self._again(status):
-                    outcome.reason = status.code.name
-                    self.world.note(f"{plan.name} ends: {status.code.name} {status.message}")
-                    return
+                    outcome.reason, outcome.message = status.code.name, status.message
+                    break
             if outcome.finished:
-                self.world.note(f"{plan.name} ends: {outcome.reason} {outcome.request_id}")
-                return
-            away_s = RETRY_S
-            if self._left and plan.away_s:
-                away_s, self._left = plan.away_s, False
-            await asyncio.sleep(away_s)
-        self.world.fail(f"{plan.name} never came to an end")
+                break
+            away_s: float | None = RETRY_S
+            if self._away:
+                away_s, self._away = plan.away_s, False
+            if away_s is None:
+                outcome.reason = GONE
+                break
+            await asyncio.sleep(away_s or RETRY_S)
+        else:
+            self.world.fail(f"{plan.name} never came to an end")
+        self.world.note(f"{plan.name} ends: {outcome.reason} {outcome.message} {outcome.request_id}")
 
     async def _gateway(self) -> Node:
         """Any that is up."""
@@ -148,24 +181,39 @@ class SimClient:
             stream = gateway.generate(plan.call)
         else:
             stream = gateway.resume(outcome.request_id, tuple(outcome.ids), plan.call.tenant)
-        async with aclosing(stream) as events:
-            async for event in events:
-                match event:
-                    case Accepted(request_id=request_id):
-                        if outcome.request_id not in (None, request_id):
-                            self.world.fail(f"{plan.name}: another id on resume")
-                        outcome.request_id = request_id
-                        self.world.note(f"{plan.name} accepted {request_id} at {node.name}")
-                    case Delta():
-                        self._delta(event)
-                    case Finished():
-                        outcome.reason, outcome.finished = event.reason.name, True
+        since: float | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            async with aclosing(stream) as events:
+                async for event in events:
+                    if isinstance(event, Accepted):
+                        since = loop.time()
+                    if await self._take(node, event):
                         return
-                if self._wants_to_leave():
-                    self.world.note(f"{plan.name} hangs up with {len(outcome.ids)}")
-                    self._left = True
-                    return
-                await self._maybe_cancel(node)
+        finally:
+            if since is not None:
+                outcome.heard.append((since, loop.time()))
+
+    async def _take(self, node: Node, event: GenerateEvent) -> bool:
+        """Whether it hears no more after this."""
+        plan, outcome = self.outcome.plan, self.outcome
+        match event:
+            case Accepted(request_id=request_id):
+                if outcome.request_id not in (None, request_id):
+                    self.world.fail(f"{plan.name}: another id on resume")
+                outcome.request_id = request_id
+                self.world.note(f"{plan.name} accepted {request_id} at {node.name}")
+            case Delta():
+                self._delta(event)
+            case Finished():
+                outcome.reason, outcome.finished = event.reason.name, True
+                return True
+        if self._wants_to_leave():
+            self.world.note(f"{plan.name} hangs up with {len(outcome.ids)}")
+            self._away = True
+            return True
+        await self._maybe_cancel(node)
+        return False
 
     def _delta(self, delta: Delta) -> None:
         outcome = self.outcome
@@ -177,9 +225,9 @@ class SimClient:
     def _wants_to_leave(self) -> bool:
         """Once."""
         plan = self.outcome.plan
-        if plan.leave_after is None or self._has_left or len(self.outcome.ids) < plan.leave_after:
+        if plan.leave_after is None or self.outcome.left or len(self.outcome.ids) < plan.leave_after:
             return False
-        self._has_left = True
+        self.outcome.left = True
         return True
 
     async def _maybe_cancel(self, node: Node) -> None:
@@ -197,5 +245,5 @@ class SimClient:
     def _again(self, status: Status) -> bool:
         """What a well-behaved client does: it tries again what is safe to try again."""
         known = self.outcome.request_id is not None or bool(self.outcome.plan.call.client_key)
-        starting = "none is served" in status.message or "not running" in status.message
+        starting = any(w in status.message for w in ("none is served", "not running", "draining"))
         return status.code is Code.UNAVAILABLE and (known or starting)

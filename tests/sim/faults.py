@@ -19,6 +19,7 @@ async def run_faults(world: World) -> None:
         for at in times:
             kind = rng.choice(kinds)
             fault = _FAULTS[kind](world, random.Random(rng.getrandbits(64)))
+            world.num_deaths += _DEADLY.get(kind, 0)
             group.create_task(_at(start + at, fault), name=f"fault {kind}")
 
 
@@ -50,13 +51,33 @@ def _killer(kind: str):  # type: ignore[no-untyped-def]
     return fault
 
 
+async def _drain(world: World, rng: random.Random) -> None:
+    """SIGTERM: it leaves in good order, or is cut short."""
+    nodes = _nodes(world, rng.choice(("worker", "batcher", "kvstore", "gateway")))
+    if nodes:
+        await world.drain(rng.choice(nodes), rng.choice((0.05, 4.0)), _pause_s(rng))
+
+
+async def _all(world: World, rng: random.Random) -> None:
+    """The power fails."""
+    async with asyncio.TaskGroup() as group:
+        for node in _nodes(world, ""):
+            group.create_task(world.bounce(node, _pause_s(rng)), name=f"bounce {node.name}")
+
+
+async def _expire(world: World, rng: random.Random) -> None:
+    """Registry entries are gone before their time, as after a long silence. Nobody is told."""
+    kind = rng.choice(("", "worker.", "batcher.", "kvstore.", "gateway.", "model.", "epoch."))
+    world.note(f"entries expire: {kind}*")
+    world.broker.expire(kind)
+
+
 async def _broker(world: World, rng: random.Random) -> None:
     if world.broker.up:
-        world.note("broker stops")
-        world.broker.stop()
-        await asyncio.sleep(_pause_s(rng))
-        world.broker.start()
-        world.note("broker starts")
+        with world.trouble("broker stops", "broker starts"):
+            world.broker.stop()
+            await asyncio.sleep(_pause_s(rng))
+            world.broker.start()
 
 
 async def _pause(world: World, rng: random.Random) -> None:
@@ -65,11 +86,10 @@ async def _pause(world: World, rng: random.Random) -> None:
     if nodes:
         node = rng.choice(nodes)
         sleeper = node.sleeper
-        world.note(f"stop {node.name}")
-        sleeper.stop()
-        await asyncio.sleep(_pause_s(rng))
-        world.note(f"continue {node.name}")
-        sleeper.wake()
+        with world.trouble(f"stop {node.name}", f"continue {node.name}"):
+            sleeper.stop()
+            await asyncio.sleep(_pause_s(rng))
+            sleeper.wake()
 
 
 async def _cut(world: World, rng: random.Random) -> None:
@@ -77,11 +97,10 @@ async def _cut(world: World, rng: random.Random) -> None:
     nodes = [n for n in world.nodes.values() if n.up]
     if nodes:
         name = rng.choice(nodes).bus_name
-        world.note(f"cut {name} from the broker")
-        world.broker.cut(name)
-        await asyncio.sleep(_pause_s(rng))
-        world.broker.heal(name)
-        world.note(f"heal {name}")
+        with world.trouble(f"cut {name} from the broker", f"heal {name}"):
+            world.broker.cut(name)
+            await asyncio.sleep(_pause_s(rng))
+            world.broker.heal(name)
 
 
 async def _link(world: World, rng: random.Random) -> None:
@@ -114,9 +133,24 @@ _FAULTS = {
     "batcher": _killer("batcher"),
     "kvstore": _killer("kvstore"),
     "gateway": _killer("gateway"),
+    "drain": _drain,
+    "all": _all,
+    "expire": _expire,
     "broker": _broker,
     "pause": _pause,
     "cut": _cut,
     "link": _link,
     "hang": _hang,
+}
+
+_DEADLY = {
+    "worker": 1,
+    "batcher": 1,
+    "drain": 1,
+    "all": 2,
+    "broker": 1,
+    "pause": 1,
+    "cut": 1,
+    "link": 1,
+    "hang": 1,
 }

@@ -1,9 +1,56 @@
-"""The three networks under one seeded chance: the broker's habits, rpc's, and the ring's delays."""
+"""The broker under a seed: a seeded chance for its habits, and a note of every record it stores."""
 
 import random
+from collections.abc import Callable
 
+from chassis import subjects
+from chassis.bus import Appended, Headers
 from chassis.habits import Fate, Habits, Restart, Settle
+from chassis.ids import RequestId
+from chassis.memory_broker import MemoryBroker
+from chassis.memory_streams import MemoryStream
+from chassis.messages.request import Cancel, Claim, Terminal, parse_record
 from tests.sim.options import Options
+
+
+class SimBroker(MemoryBroker):
+    def __init__(self, habits: Habits, wall_ns: Callable[[], int], note: Callable[[str], None]) -> None:
+        super().__init__(habits, wall_ns)
+        self._note = note
+        self.stored: dict[RequestId, None] = {}  # requests, ever
+
+    def _store(
+        self,
+        stream: MemoryStream,
+        subject: str,
+        data: bytes,
+        headers: Headers,
+        expected_seq: int | None,
+        message_id: str | None,
+    ) -> Appended:
+        appended = super()._store(stream, subject, data, headers, expected_seq, message_id)
+        if stream.layout.name == subjects.RESULTS:
+            self._note(f"{subject} {appended.seq}: {_told(data)}")
+        elif (request := subjects.parse_request(subject)) is not None:
+            self.stored[request.request_id] = None
+        return appended
+
+    def expire(self, prefix: str) -> None:
+        """Registry entries end without a word to who watches, as at the end of their time to live."""
+        stream = self.streams[subjects.REGISTRY]
+        for stored in list(stream.messages()):
+            if subjects.registry_key(stored.subject).startswith(prefix):
+                stream.remove(stored.seq)
+
+
+def _told(data: bytes) -> str:
+    match parse_record(data):
+        case Claim(attempt, boot, _, worker_deaths, batcher_deaths):
+            return f"claim {attempt} {boot} deaths {worker_deaths}+{batcher_deaths}"
+        case Cancel(attempt, boot, reason):
+            return f"cancel {attempt} {boot} {reason}"
+        case Terminal(attempt, boot, reason, output_ids):
+            return f"terminal {attempt} {boot} {reason.value} {len(output_ids)}"
 
 
 class SimHabits(Habits):

@@ -6,7 +6,21 @@ Every seed leaves some kinds of fault out altogether: a run with all of them at 
 import random
 from dataclasses import dataclass
 
-FAULTS = ("worker", "batcher", "kvstore", "gateway", "broker", "pause", "cut", "link", "hang", "poison")
+FAULTS = (
+    "worker",
+    "batcher",
+    "kvstore",
+    "gateway",
+    "drain",
+    "all",
+    "broker",
+    "pause",
+    "cut",
+    "expire",
+    "link",
+    "hang",
+    "poison",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +29,9 @@ class Options:
     stages: int
     spares: int
     batchers: int
+    second_stages: int  # of the second batcher's pipeline: it takes workers over with other layers
     gateways: int
+    kvstores: int
     block_size_tokens: int
     num_blocks: int
     step_tokens_max: int
@@ -45,6 +61,7 @@ class Options:
     deadline: float
     leave: float  # a client that goes away and comes back
     keyed: float
+    twin: float  # a second client asks for the same, or with the same key for something else
 
 
 def draw(seed: int) -> Options:
@@ -54,7 +71,7 @@ def draw(seed: int) -> Options:
     def rate(most: float) -> float:
         return rng.uniform(0, most) if lossy and rng.random() < 0.6 else 0.0
 
-    kinds = tuple(kind for kind in FAULTS if rng.random() < 0.35)
+    kinds = tuple(kind for kind in FAULTS if rng.random() < 0.3)
     stages = rng.choice((1, 2, 2, 3))
     block_size = rng.choice((1, 2, 4))
     prompt_len_max = rng.choice((4, 12, 24))
@@ -65,7 +82,9 @@ def draw(seed: int) -> Options:
         stages=stages,
         spares=rng.choice((0, 0, 1)),
         batchers=rng.choice((1, 1, 2)),
+        second_stages=rng.choice((stages, 1)),
         gateways=rng.choice((1, 2)),
+        kvstores=rng.choice((1, 1, 2)),
         block_size_tokens=block_size,
         num_blocks=longest * rng.choice((1, 2, 8)) + 4,
         step_tokens_max=rng.choice((4, 8, 32)),
@@ -94,4 +113,5 @@ def draw(seed: int) -> Options:
         deadline=rng.choice((0.0, 0.2)),
         leave=rng.choice((0.0, 0.3)),
         keyed=rng.choice((0.0, 0.5, 1.0)),
+        twin=rng.choice((0.0, 0.0, 0.4)),
     )

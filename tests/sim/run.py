@@ -3,7 +3,8 @@
 import asyncio
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from batcher.config import Config as BatcherConfig
 from batcher.service import Batcher
@@ -17,17 +18,21 @@ from shard_worker.config import Config as WorkerConfig
 from shard_worker.fake_model import FakeConfig, FakeExecutor
 from shard_worker.service import ShardWorker
 from tests.sim import checkers
+from tests.sim.answers import check_answers
 from tests.sim.clients import NUM_LAYERS, POISON_ID, Outcome, SimClient, draw_plans
 from tests.sim.faults import run_faults
 from tests.sim.loop import SimLoop
 from tests.sim.loop import run as run_virtual
 from tests.sim.options import Options, draw
 from tests.sim.pause import task_factory
+from tests.sim.spans import check_traces
 from tests.sim.world import World
 
-CALM_S = 90.0  # everything ends within this time after the last fault
-REST_S = 20.0  # late publishes and detach counts run out
-WATCH_S = 0.05
+CALM_S = 60.0  # everything ends within this time after the last fault
+REST_S = 40.0  # and everybody lets go within this time after the last client
+LATE_S = 4.5  # what was under way has arrived
+WATCH_S = 0.1
+REST_WATCH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ def build(world: World) -> None:
         steps_in_flight=options.steps_in_flight,
         block_size_tokens=options.block_size_tokens,
         step_timeout_ms=2_000,
+        drain_timeout_ms=1_000,
         reform_timeout_ms=6_000,
         form_timeout_ms=3_000,
     )
@@ -61,27 +67,41 @@ def build(world: World) -> None:
         hang_s, world.hang_s = world.hang_s, 0.0
         return hang_s + options.step_cost_s * (0.5 + costs.random())
 
-    worker = WorkerConfig(listen="mem://worker:0", rpc_listen="worker:0", slot_mb=1)
-    world.add("kvstore0", lambda p: KvStore(KvConfig(rpc_address="kvstore:0", check_every_calls=1), p))
+    worker = WorkerConfig(listen="mem://worker:0", rpc_listen="worker:0", slot_mb=1, drain_wait_ms=1_000)
+    for i in range(options.kvstores):
+        world.add(f"kvstore{i}", lambda p: KvStore(KvConfig(rpc_address="kvstore:0", check_every_calls=5), p))
     for i in range(options.stages + options.spares):
         world.add(
             f"worker{i}",
             lambda p: ShardWorker(worker, p, FakeExecutor(fake, lambda s: None), InlineCompute(delay_s)),
         )
-    for i in range(options.batchers):
-        world.add(f"batcher{i}", lambda p: Batcher(batcher, p))
+    second = replace(batcher, num_stages=options.second_stages)
+    for i, config in enumerate((batcher, second)[: options.batchers]):
+        world.add(f"batcher{i}", partial(Batcher, config))
+    gateway = GatewayConfig(grpc_address="", drain_wait_s=1.0)
     for i in range(options.gateways):
-        world.add(f"gateway{i}", lambda p: Gateway(GatewayConfig(grpc_address=""), p))
+        world.add(f"gateway{i}", lambda p: Gateway(gateway, p))
 
 
 async def watch(world: World) -> None:
     while True:
-        await asyncio.sleep(WATCH_S)
+        await asyncio.sleep(REST_WATCH_S if world.habits.calm else WATCH_S)
         try:
             checkers.check_cores(world)
         except AssertionError as error:
             world.fail(f"invariant: {error}", error)
             return
+
+
+async def rest(world: World) -> None:
+    """Until nothing is left and nothing can come any more."""
+    loop = asyncio.get_running_loop()
+    give_up_at, until = loop.time() + REST_S, world.calm_at + LATE_S
+    while (left := checkers.unrest(world)) or loop.time() < until:
+        if left and loop.time() > give_up_at:
+            world.fail(f"no rest: {left}")
+            return
+        await asyncio.sleep(REST_WATCH_S)
 
 
 async def live(options: Options, outcomes: list[Outcome]) -> World:
@@ -105,12 +125,11 @@ async def live(options: Options, outcomes: list[Outcome]) -> World:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 world.fail(f"{task.get_name()} crashed: {task.exception()!r}", task.exception())
         if not world.failures:
-            await asyncio.sleep(REST_S)
-            for outcome in outcomes:
-                checkers.check_answer(world, outcome)
-            checkers.check_logs(world, outcomes)
-            checkers.check_rest(world)
-            checkers.check_traces(world)
+            await rest(world)
+            check_answers(world, outcomes)
+            checkers.check_logs(world)
+            checkers.check_blocks(world)
+            check_traces(world)
     finally:
         watching.cancel()
         for task in asking:

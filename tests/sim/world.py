@@ -8,28 +8,25 @@ import asyncio
 import contextvars
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-from chassis.memory_broker import MemoryBroker
 from chassis.memory_bus import MemoryBus
 from chassis.memory_rpc import MemoryRpcNetwork, RpcHabits
+from chassis.messages.gateway import GenerateCall
 from chassis.ports import Ports
 from chassis.transport.memory import MemoryNetwork
-from tests.sim.network import SimHabits
+from tests.sim.network import SimBroker, SimHabits
 from tests.sim.options import Options
 from tests.sim.pause import CURRENT, Sleeper
 from tests.sim.tracer import SimTracer
 
-EPOCH_NS = 1_700_000_000_000_000_000
-
-
-class Failure(AssertionError):
-    """What a checker found."""
-
 
 class NodeService(Protocol):
     async def run(self) -> None: ...
+
+    async def drain(self) -> None: ...
 
 
 Factory = Callable[[Ports], NodeService]
@@ -46,6 +43,7 @@ class Node:
         self._incarnation = 0
         self._task: asyncio.Task[None] | None = None
         self._bus: MemoryBus | None = None
+        self._context = contextvars.copy_context()
         self.sleeper = Sleeper()
         self.service: Any = None
         self.down = asyncio.Event()
@@ -69,16 +67,19 @@ class Node:
             bus=self._bus,
             rpc=world.rpc.rpc(self.name),
             transport=world.ring.transport(self.name),
-            tracer=world.tracer.of(self.name),
+            tracer=world.tracer.of(self.bus_name),
             new_id=lambda: world.new_id(self.name),
             new_seed=lambda: world.rng.getrandbits(64),
             wall_ns=world.wall_ns,
         )
         self.down.clear()
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, self.sleeper)
-        self.service = context.run(self._factory, ports)
-        self._task = asyncio.get_running_loop().create_task(self._live(), name=self.bus_name, context=context)
+        self._context = contextvars.copy_context()
+        self._context.run(CURRENT.set, self.sleeper)
+        self.service = self._context.run(self._factory, ports)
+        self._task = self._do(self._live(), self.bus_name)
+
+    def _do(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, name=name, context=self._context)
 
     async def _live(self) -> None:
         try:
@@ -90,11 +91,29 @@ class Node:
                 self.world.fail(f"{self.name} crashed: {error!r}", error)
             asyncio.get_running_loop().call_soon(self.world.bury, self)
 
-    async def kill(self) -> None:
+    async def drain(self, within_s: float) -> None:
+        """SIGTERM: it lets go and ends, or is killed when it takes too long."""
+        task = self._task
+        if task is None:
+            return
+        draining = self._do(self.service.drain(), f"drain {self.name}")
+        await asyncio.wait({task}, timeout=within_s)
+        if not task.done():
+            self.world.note(f"{self.name} is cut short")
+        draining.cancel()
+        await asyncio.wait({draining})
+        if not draining.cancelled() and draining.exception() is not None:
+            self.world.fail(f"drain of {self.name} crashed: {draining.exception()!r}", draining.exception())
+        if self._task is task:
+            await self.kill(unclean=not task.done())
+
+    async def kill(self, unclean: bool = True) -> None:
         """SIGKILL: its links go first, then all that it was doing; nothing is tidied up for the others."""
         task, self._task = self._task, None
         if task is None:
             return
+        if unclean:
+            self.world.killed[self.bus_name] = None
         assert self._bus is not None
         self._bus.kill()
         self.world.rpc.kill(self.name)
@@ -107,13 +126,16 @@ class Node:
 
 
 class World:
+    EPOCH_NS = 1_700_000_000_000_000_000  # the wall clock at the start
+
     def __init__(self, options: Options) -> None:
         self._loop = asyncio.get_running_loop()
         self.options = options
+        self.history: list[str] = []
         self.rng = random.Random(f"world {options.seed}")
         self.habits = SimHabits(options)
         self.tracer = SimTracer(options.seed)
-        self.broker = MemoryBroker(self.habits, self.wall_ns)
+        self.broker = SimBroker(self.habits, self.wall_ns, self.note)
         chance = random.Random(f"rpc {options.seed}")
         self.rpc = MemoryRpcNetwork(chance.random)
         self.rpc.habits = RpcHabits(0.0, options.delay_s, options.rpc_loss, options.rpc_loss)
@@ -122,15 +144,18 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.failures: list[str] = []
         self.failed = asyncio.Event()
-        self.history: list[str] = []
         self.errors: list[BaseException] = []
         self.hang_s = 0.0  # how much longer the next run of a device takes
-        self.gateways_died = False
+        self.killed: dict[str, None] = {}  # processes that did not end by themselves
+        self.troubles: list[tuple[float, float]] = []  # when somebody could not be heard
+        self.calls: list[GenerateCall] = []  # what is asked
+        self.num_deaths = 0  # of workers and batchers, or what their peers take for it
+        self.calm_at = 0.0
         self.closing = False
         self._ids = 0
 
     def wall_ns(self) -> int:
-        return EPOCH_NS + int(self._loop.time() * 1e9)
+        return self.EPOCH_NS + int(self._loop.time() * 1e9)
 
     def new_id(self, name: str) -> str:
         self._ids += 1
@@ -165,15 +190,26 @@ class World:
     def calm(self) -> None:
         """The faults are over."""
         self.note("calm")
+        self.calm_at = self._loop.time()
         self.habits.calm = True
         self.rpc.habits = RpcHabits(0.0, self.options.delay_s)
 
+    @contextmanager
+    def trouble(self, begins: str, ends: str) -> Iterator[None]:
+        self.note(begins)
+        began = self._loop.time()
+        yield
+        self.troubles.append((began, self._loop.time()))
+        self.note(ends)
+
     async def bounce(self, node: Node, after_s: float) -> None:
-        self.note(f"kill {node.name}")
-        if node.name.startswith("gateway"):
-            self.gateways_died = True
-        await self._restart(node, after_s)
-        self.note(f"start {node.name}")
+        with self.trouble(f"kill {node.name}", f"start {node.name}"):
+            await self._restart(node, after_s)
+
+    async def drain(self, node: Node, within_s: float, after_s: float) -> None:
+        with self.trouble(f"drain {node.name}", f"start {node.name}"):
+            await node.drain(within_s)
+            await self._restart(node, after_s)
 
     async def close(self) -> None:
         self.closing = True
