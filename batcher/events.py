@@ -107,7 +107,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; also after every pause. `gap_s` is how late it came: above AckWait everything is read anew."""
+    """Time passed; also after every pause. `gap_s` is how late it came: above AckWait all is read anew."""
 
     now: float
     gap_s: float = 0.0
@@ -384,7 +384,7 @@ class MatchBlocks:
 
 @dataclass(frozen=True, slots=True)
 class BlocksMatched:
-    """One tuple of leased block ids per request of the call; `failed`: none, and the pool must be attached anew."""
+    """Leased block ids for each request of the call; `failed`: none, and the pool must be attached anew."""
 
     now: float
     call: int
@@ -414,7 +414,7 @@ class BlocksExchanged:
 
 @dataclass(frozen=True, slots=True)
 class AttachPool:
-    """Open the pool with the whole inventory; completes as PoolAttached. Repeated by the core until it succeeds."""
+    """Open the pool with the whole inventory; completes as PoolAttached, repeated until it succeeds."""
 
     call: int
     held: tuple[BlockId, ...]  # with repetition: one entry per reference

@@ -1,0 +1,119 @@
+"""What reaches the batcher over the bus, checked and told to the core as events: deliveries and questions.
+
+Garbage is counted, told to whoever can be told, and disturbs nothing. Questions that want an answer are
+remembered by a number until the core has one.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from batcher import events as ev
+from batcher.account import Account
+from batcher.records import Records
+from chassis import log, subjects
+from chassis.bus import Bus, Delivery, Message
+from chassis.ids import AckToken, BootId
+from chassis.messages import BadMessage
+from chassis.messages.request import (
+    Attach,
+    OwnerQuestion,
+    TakeoverAnswer,
+    parse_request,
+    parse_to_batcher,
+)
+
+REPLIES_MAX = 65_536
+
+
+class Arrivals:
+    def __init__(
+        self,
+        bus: Bus,
+        boot: BootId,
+        model: str,
+        account: Account,
+        records: Records,
+        wall_ns: Callable[[], int],
+        tell: Callable[[ev.OwnershipEvent], None],
+        count: Callable[[str], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._bus = bus
+        self._boot = boot
+        self._model = model
+        self._account = account
+        self._records = records
+        self._wall_ns = wall_ns
+        self._tell = tell
+        self._count = count
+        self._spawn = spawn
+        self._replies: dict[int, Message] = {}
+        self._next_reply = 0
+        self.closed = False  # whatever is still delivered goes back at once
+
+    def deliver(self, delivery: Delivery) -> None:
+        if self.closed:
+            self._bus.nak(delivery.token)
+            return
+        wall_ns = self._wall_ns()
+        message = delivery.message
+        try:
+            request = parse_request(message.data)
+        except BadMessage as error:
+            self._spawn(self._refuse_garbage(delivery, str(error)))
+            return
+        said = subjects.parse_request(message.subject)
+        if said is None or said.request_id != request.id or said.model != self._model:
+            self._spawn(self._refuse_garbage(delivery, "the subject names another request or model"))
+            return
+        self._account.delivered(request, message.stored_at_ns, wall_ns, delivery.count)
+        self._tell(
+            ev.Delivered(
+                asyncio.get_running_loop().time(),
+                request,
+                delivery.token,
+                delivery.count,
+                max(0.0, (wall_ns - message.stored_at_ns) / 1e9),
+                hashlib.sha256(message.data).digest(),
+            )
+        )
+
+    async def _refuse_garbage(self, delivery: Delivery, why: str) -> None:
+        """Whoever published it finds a failed record under the id of the subject; the message goes."""
+        self._count("garbage request")
+        log.warning("garbage on a request subject", error=why)
+        said = subjects.parse_request(delivery.message.subject)
+        if said is None or await self._records.refuse(said.request_id, self._boot, why):
+            self._bus.ack(delivery.token)
+
+    def heard(self, message: Message) -> None:
+        now = asyncio.get_running_loop().time()
+        try:
+            said = parse_to_batcher(message.data)
+        except BadMessage:
+            self._count("garbage message")
+            return
+        match said:
+            case OwnerQuestion(request_id, attempt, token, cancelled):
+                reply = self._remember(message)
+                self._tell(ev.OwnerAsked(now, request_id, attempt, AckToken(token), cancelled, reply))
+            case TakeoverAnswer(request_id, gateway, attempt, ids, minimum):
+                self._tell(ev.TakeoverAnswered(now, request_id, gateway, attempt, ids, minimum))
+            case Attach():
+                self._tell(ev.Heard(now, said, self._remember(message)))
+            case _:
+                self._tell(ev.Heard(now, said))
+
+    def _remember(self, message: Message) -> int:
+        self._next_reply += 1
+        if len(self._replies) >= REPLIES_MAX:
+            self._replies.pop(next(iter(self._replies)))
+        self._replies[self._next_reply] = message
+        return self._next_reply
+
+    def answer(self, reply: int, data: bytes) -> None:
+        message = self._replies.pop(reply, None)
+        if message is not None:
+            self._bus.reply(message, data)
