@@ -41,9 +41,7 @@ class Rpc(Protocol):
     async def serve(self, address: str, handlers: Handlers) -> Server:
         """Listens (port 0: any) until closed. A handler raises `Status`-like RpcRejected to refuse."""
 
-    async def call(
-        self, address: str, method: Method[Req, Rep], request: Req, timeout_s: float
-    ) -> Rep:
+    async def call(self, address: str, method: Method[Req, Rep], request: Req, timeout_s: float) -> Rep:
         """Raises RpcUnavailable (no answer; it may have happened) or RpcRejected."""
 
     async def close(self) -> None: ...

@@ -55,7 +55,7 @@ class Loaded:
 class StepInputs:
     """A step in columns: n rows (sequences), T tokens, k sampling rows.
 
-    `block_tables` row i holds the blocks of row i in order; entries past its length are 0 and must not be read.
+    `block_tables` row i holds the blocks of row i in order; entries past its length must not be read.
     """
 
     token_ids: U32  # [T]
@@ -74,7 +74,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`activations`: [T * activation_bytes] for the next stage (empty on the last); `token_ids`: [k] on the last."""
+    """`activations`: [T * activation_bytes], empty on the last stage; `token_ids`: [k], only there."""
 
     activations: memoryview
     token_ids: U32
@@ -91,4 +91,4 @@ class Executor(Protocol):
         """
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
-        """`activations` of the previous stage (empty on stage 0). The output may be reused by the next run."""
+        """`activations` of the previous stage (empty on stage 0). The next run may reuse the output."""
