@@ -323,6 +323,17 @@ def test_resume_finds_the_record_that_was_written_between_two_reads() -> None:
     assert [type(e) for e in desk.out] == [Accept, Pass, End]
 
 
+def test_resume_of_what_is_just_ending_waits_for_its_record() -> None:
+    desk = Desk()
+    desk.resume((5,))
+    for _ in range(3):  # a stale claim, and the message acknowledged already
+        desk.read(claim(1, A))
+        assert desk.message(None) == []
+        desk.wait(0.25)
+    desk.read(terminal((5, 6)))
+    assert [type(e) for e in desk.out] == [Accept, Pass, End]
+
+
 def test_resume_of_another_tenant_is_not_found() -> None:
     for read in (lambda d: d.read(terminal((5,))), lambda d: (d.read(claim(1, A)), d.message(PLAIN))):
         desk = Desk()
