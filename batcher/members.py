@@ -9,6 +9,7 @@ from chassis import log, subjects
 from chassis.bus import Bus, Entry
 from chassis.errors import BusError
 from chassis.ids import BootId, Epoch
+from chassis.insist import insist
 from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard, parse_card
 from chassis.messages.registry import (
@@ -41,7 +42,7 @@ async def await_card(bus: Bus, wanted: str) -> ModelCard:
             digests[model.name] = model.card_digest
             seen.set()
 
-    watching = await bus.watch(subjects.MODELS, on_entry)
+    watching = await insist(lambda: bus.watch(subjects.MODELS, on_entry))
     try:
         while True:
             await seen.wait()

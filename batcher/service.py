@@ -6,6 +6,7 @@ group; each has at most one per request or pool, and comes back as an event.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from batcher.stops import Stops
 from chassis import log, subjects
 from chassis.ids import BootId, GatewayId, RequestId
 from chassis.inbox import Inbox
+from chassis.insist import insist
 from chassis.messages.card import ModelCard
 from chassis.messages.pipeline import StepResult
 from chassis.messages.registry import BatcherEntry
@@ -95,7 +97,7 @@ class Batcher:
         try:
             async with self._starting:
                 card = await await_card(self._bus, self._config.model)
-                await self._bus.ensure_consumers(card.name)
+                await insist(lambda: self._bus.ensure_consumers(card.name))
         except TimeoutError:
             return  # drained before there was anything to serve
         self._card = card
@@ -119,9 +121,9 @@ class Batcher:
             self._kvstore = KvstoreClient(self._ports, self._config.kvstore_timeout_ms / 1000)
             await self._ring.listen()
             for subject in (subjects.owner(self.boot), subjects.batchers(card.name)):
-                await self._bus.subscribe(subject, self._arrivals.heard)
-            await self._kvstore.start(group)
-            await self._members.watch()
+                await insist(partial(self._bus.subscribe, subject, self._arrivals.heard))
+            await insist(partial(self._kvstore.start, group))
+            await insist(self._members.watch)
             tasks = [
                 group.create_task(self._decide(fetcher), name="decide"),
                 group.create_task(self._refresh(), name="registry"),

@@ -1,9 +1,10 @@
-"""A batcher may be told to leave at any time, also before there is a model to serve."""
+"""A batcher before it serves: it may be told to leave, and it waits for a bus that is away."""
 
 import asyncio
 
 from batcher.config import Config
 from batcher.service import Batcher
+from tests.batcher.test_service import deployment
 from tests.sim.loop import run
 from tests.sim.options import draw
 from tests.sim.world import World
@@ -20,5 +21,19 @@ def test_a_batcher_without_a_model_leaves_when_asked() -> None:
         assert not world.killed, "it had to be killed"
         await world.close()
         assert not world.failures, world.failures
+
+    run(main())
+
+
+def test_a_batcher_that_starts_without_its_broker_waits_for_it() -> None:
+    async def main() -> None:
+        async with deployment() as world:
+            await world.nodes["batcher"].kill()
+            world.broker.stop()
+            world.nodes["batcher"].start()
+            await asyncio.sleep(5)
+            world.broker.start()
+            await asyncio.sleep(5)
+            assert world.nodes["batcher"].service._core.standing
 
     run(main())
