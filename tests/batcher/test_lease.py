@@ -192,6 +192,18 @@ def test_without_kvstore_releases_are_taken_back() -> None:
     lease.check([other, [BlockId(5), BlockId(4)]])
 
 
+def test_a_block_that_another_table_still_names_is_not_taken_back() -> None:
+    lease = stocked(*range(8))
+    table = lease.take(8)
+    lease.commit(table[0], name("a"), NO_PARENT, 0.0)
+    match = lease.match(R, ((name("a"),),))
+    lease.matched(BlocksMatched(0.0, match.call, (blocks(0),)))
+    lease.doubt(0.0)
+    lease.release(blocks(0), 0.0)
+    assert lease.take(1) == []
+    lease.check([table])
+
+
 def test_late_answers_of_an_epoch_that_is_over_are_ghosts() -> None:
     lease = stocked(*range(8))
     table = lease.take(7)

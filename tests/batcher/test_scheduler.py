@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from batcher.events import Ended, Row, StepPlan, StepReturned
+from batcher.events import Ended, MatchBlocks, Row, StepPlan, StepReturned
 from batcher.scheduler import Scheduler
 from chassis.ids import Epoch, RequestId
 from chassis.messages.request import Limits, Reason
@@ -40,6 +40,15 @@ def plan_rows(made: World) -> tuple[Row, ...]:
             return made.ring[-1].rows
         if not made.calls:
             return ()
+
+
+def plan_rows_once(made: World) -> None:
+    """One thing happens: an answer of kvstore before a step, a step before its return."""
+    if not made.plan():
+        if made.calls:
+            made.answer()
+        elif made.ring:
+            made.execute()
 
 
 def add(made: World, name: str, prompt_len: int = 5, limits: Limits = LONG, priority: int = 5) -> None:
@@ -222,6 +231,29 @@ def test_an_output_ends_where_the_pool_does() -> None:
     made.finish(100)
     ended = made.ended[RequestId("a")]
     assert (ended.reason, len(ended.output_ids)) == (Reason.LENGTH, 6)
+
+
+def test_what_waits_lets_its_prefix_go_and_takes_it_back_only_when_nobody_lacks() -> None:
+    made = world(num_blocks=8, sequences_max=2)
+    stem = list(range(9))
+    made.add(make_request("first", stem, Limits(1)))
+    made.finish(100)
+    add(made, "runs", 8, Limits(30, ignore_eos=True))
+    while len(made.outputs.get(RequestId("runs"), [])) < 4:
+        plan_rows(made)
+        if made.ring:
+            made.execute()
+    made.add(make_request("waits", [*stem, *range(12)], Limits(1)))  # no room for it
+    while made.calls:
+        made.answer()
+    assert len(list(made.scheduler.tables())) == 2  # it holds its prefix
+    while len(list(made.scheduler.tables())) == 2:  # until the runner needs the room
+        assert RequestId("runs") not in made.ended
+        plan_rows_once(made)
+    assert not any(isinstance(effect, MatchBlocks) for effect, _ in made.calls)
+    made.finish(200)
+    assert made.ended[RequestId("runs")].timings.preemptions == 0
+    made.check_answers()
 
 
 # ---- order -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from chassis.ids import RequestId
 from chassis.messages.request import Limits, Reason, Request
 from tests.batcher.toy_pipeline import EOS, World, make_config, make_request, oracle
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
+SETTINGS = settings(deadline=None, derandomize=True, max_examples=80)
 
 
 def draw_request(dice: Random, index: int, room_tokens: int, stems: list[list[int]]) -> Request:
@@ -110,4 +110,45 @@ def test_every_request_ends_with_its_answer(world: World, count: int, loses: flo
     for ended in world.ended.values():
         assert ended.reason in (Reason.STOP, Reason.LENGTH), ended.error
         assert list(ended.output_ids) == world.outputs[ended.request_id]
+    world.check_answers()
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from([1, 3]),
+    st.sampled_from([12, 64]),
+    st.integers(10, 40),
+)
+def test_nobody_passes_beyond_the_bound(
+    seed: int, age: int, sequences_max: int, num_blocks: int, count: int
+) -> None:
+    """Admission keeps to the order of (steps at arrival + priority * age, arrival): so nobody who comes
+    `priority * age` steps later passes; and each admission follows within the steps that those ahead take."""
+    dice = Random(seed)
+    config = make_config(sequences_max=sequences_max, age_steps_per_priority=age, match_wait_ms=10**6)
+    world = World(dice, config, num_blocks)
+    world.form(pool_changed=True)
+    keys: dict[RequestId, tuple[int, int]] = {}
+    came_at: dict[RequestId, int] = {}
+    work = 0  # steps that all requests so far may take, one after another
+    admitted = 0
+    while len(keys) < count or world.scheduler.request_ids():
+        if len(keys) < count and dice.random() < 0.4:
+            limits = Limits(dice.randint(1, 6), ignore_eos=True)
+            prompt = [dice.randrange(EOS) for _ in range(dice.randint(1, 30))]
+            request = make_request(f"r{len(keys)}", prompt, limits, priority=dice.randint(0, 9))
+            keys[request.id] = (world.steps + request.priority * age, len(keys))
+            came_at[request.id] = world.steps
+            work += 1 + limits.max_tokens
+            world.add(request)
+        world.plan()
+        for name in world.admitted[admitted:]:
+            ahead = [other for other in keys if other not in world.admitted and keys[other] < keys[name]]
+            assert not ahead, f"{name} passed {ahead}"
+            assert world.steps - came_at[name] <= work
+        admitted = len(world.admitted)
+        if world.calls or world.ring or world.scheduler.request_ids():
+            world.turn()
     world.check_answers()

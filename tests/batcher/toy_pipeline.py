@@ -397,15 +397,16 @@ class World:
                 pass
             if not self.scheduler.request_ids():
                 break
-            self._turn()
+            self.turn()
         assert not self.scheduler.request_ids(), "a request does not end"
         while self.ring or self.calls or self.scheduler.lease_waits:
-            self._turn()
+            self.turn()
             self.plan()
         assert not list(self.scheduler.tables())
         self.kvstore.check()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Whatever comes next: an answer, a step, or time."""
         if self.calls and (not self.ring or self.dice.random() < 0.5):
             self.answer()
         elif self.ring:
