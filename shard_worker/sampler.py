@@ -17,7 +17,7 @@ from shard_worker.executor import StepInputs
 from shard_worker.uniforms import uniforms
 
 Ids = NDArray[np.uint32]
-FIRST_LOOK = 256  # tokens examined before the whole vocabulary is sorted for top-p
+RUN = 64  # tokens whose weights are added before the running sum: it need not go over each
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,59 +43,59 @@ def sample(logits: torch.Tensor, columns: SamplingColumns) -> NDArray[np.uint32]
     if len(drawing):
         if len(drawing) < len(chosen):
             logits = logits[torch.from_numpy(drawing).to(logits.device)]
-        chosen[drawing] = _draw(
-            probabilities(
-                logits, columns.temperature[drawing], columns.top_k[drawing], columns.top_p[drawing]
-            ),
-            uniforms(columns.seeds[drawing], columns.output_index[drawing]),
-        )
+        kept = weights(logits, columns.temperature[drawing], columns.top_k[drawing], columns.top_p[drawing])
+        chosen[drawing] = _draw(kept, uniforms(columns.seeds[drawing], columns.output_index[drawing]))
     return chosen
 
 
-def probabilities(
+def weights(
     logits: torch.Tensor,
     temperature: NDArray[np.float32],
     top_k: NDArray[np.int32],
     top_p: NDArray[np.float32],
 ) -> torch.Tensor:
-    """[k, vocabulary] float32: steps 1 to 4; what is filtered out is 0. Not renormalised after top-p."""
+    """[k, vocabulary] float32, steps 1 to 4: in proportion to the probabilities, 0 where filtered out."""
     x = logits.float()
     x = x - x.amax(dim=-1, keepdim=True)  # before the division: a tiny temperature must not overflow
     x /= torch.from_numpy(temperature).to(x.device)[:, None]
     limited = np.flatnonzero((top_k > 0) & (top_k < x.shape[1]))
     if len(limited):
         _keep_top_k(x, limited, top_k)
-    p = torch.softmax(x, dim=-1)
-    nucleus = np.flatnonzero(top_p < 1)
-    if len(nucleus):
-        _keep_top_p(p, nucleus, top_p)
-    return p
+    x.exp_()
+    for row in np.flatnonzero(top_p < 1).tolist():
+        _keep_top_p(x[row], float(top_p[row]))
+    return x
 
 
 def _keep_top_k(x: torch.Tensor, rows: NDArray[np.int64], top_k: NDArray[np.int32]) -> None:
-    largest = x.topk(int(top_k[rows].max()), dim=-1).values
     for row in rows.tolist():
-        x[row].masked_fill_(x[row] < largest[row, int(top_k[row]) - 1], -torch.inf)
+        least = x[row].topk(int(top_k[row])).values[-1]
+        x[row].masked_fill_(x[row] < least, -torch.inf)
 
 
-def _keep_top_p(p: torch.Tensor, rows: NDArray[np.int64], top_p: NDArray[np.float32]) -> None:
-    look = min(FIRST_LOOK, p.shape[1])
-    for row in rows.tolist():
-        target = float(top_p[row])
-        ranked = p[row].topk(look).values
-        mass = ranked.cumsum(0, dtype=torch.float64)
-        if float(mass[-1]) < target and look < p.shape[1]:
-            ranked = p[row].sort(descending=True).values
-            mass = ranked.cumsum(0, dtype=torch.float64)
-        last = min(int((mass < target).sum()), len(ranked) - 1)
-        p[row].masked_fill_(p[row] < ranked[last], 0)
+def _keep_top_p(x: torch.Tensor, top_p: float) -> None:
+    """Sorts only tokens that can be kept: all below `cutoff` together weigh less than 1 - top_p."""
+    total = float(x.sum(dtype=torch.float64))
+    cutoff = total * (1 - top_p) / len(x)
+    ranked = x[x >= cutoff].sort(descending=True).values
+    mass = ranked.cumsum(0, dtype=torch.float64)
+    last = min(int((mass < top_p * total).sum()), len(ranked) - 1)
+    x.masked_fill_(x < ranked[last], 0)
 
 
-def _draw(p: torch.Tensor, u: NDArray[np.float64]) -> NDArray[np.uint32]:
-    """The first token in vocabulary order at which the mass exceeds u times the whole."""
-    mass = p.cumsum(dim=-1, dtype=torch.float64)
-    target = torch.from_numpy(u).to(p.device)[:, None] * mass[:, -1:]
-    found: NDArray[np.uint32] = (
-        torch.searchsorted(mass, target, right=True)[:, 0].cpu().numpy().astype(np.uint32)
-    )
+def _draw(kept: torch.Tensor, u: NDArray[np.float64]) -> Ids:
+    """The first token in vocabulary order at which the sum of weights exceeds u times the whole."""
+    rows, vocab = kept.shape
+    if vocab % RUN:
+        kept = torch.nn.functional.pad(kept, (0, RUN - vocab % RUN))
+    runs = kept.view(rows, -1, RUN)
+    after = runs.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target = torch.from_numpy(u).to(kept.device)[:, None] * after[:, -1:]
+    run = torch.searchsorted(after, target, right=True)
+    before = torch.where(run > 0, after.gather(1, (run - 1).clamp(min=0)), 0)
+    inside = runs[torch.arange(rows, device=kept.device), run[:, 0]].cumsum(dim=-1, dtype=torch.float64)
+    # The two ways of adding may differ in the last bit: then the run's last token of any weight is meant.
+    place = torch.searchsorted(inside, target - before, right=True)
+    last = torch.searchsorted(inside, inside[:, -1:].contiguous())
+    found: Ids = (run * RUN + torch.minimum(place, last))[:, 0].cpu().numpy().astype(np.uint32)
     return found

@@ -48,6 +48,10 @@ class _Resident:
     kv: list[LayerKv]
     num_blocks: int
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.first_layer, self.end_layer, self.block_size_tokens
+
 
 class TorchExecutor:
     def __init__(self, config: EngineConfig, attention: Attention | None = None) -> None:
@@ -83,12 +87,10 @@ class TorchExecutor:
     def load(self, spec: StageSpec) -> Loaded:
         model = self._checkpoint.config
         _check_spec(spec, model)
-        old = self._resident
         wanted = (spec.first_layer, spec.end_layer, spec.block_size_tokens)
-        anew = old is None or (old.first_layer, old.end_layer, old.block_size_tokens) != wanted
+        anew = self._resident is None or self._resident.key != wanted
         if anew:
-            self._resident = None  # before the new memory is taken
-            self._resident = self._make_resident(spec, old.stage if old and _same_range(old, spec) else None)
+            self._take_memory(spec)
         resident = self._resident
         assert resident is not None
         if self._spec is None or self._spec.step_tokens_max != spec.step_tokens_max or anew:
@@ -98,7 +100,8 @@ class TorchExecutor:
         self._spec = spec
         return Loaded(resident.num_blocks, kv_allocated=anew)
 
-    def _make_resident(self, spec: StageSpec, stage: LlamaStage | None) -> _Resident:
+    def _take_memory(self, spec: StageSpec) -> None:
+        """Raises LoadFailed; then nothing is resident."""
         model, num_layers = self._checkpoint.config, spec.end_layer - spec.first_layer
         compute = self._precision.compute
         block_bytes = kv_tensors.bytes_per_block(model, num_layers, spec.block_size_tokens, compute)
@@ -107,15 +110,22 @@ class TorchExecutor:
             raise LoadFailed(
                 f"kv_memory_mb = {self._config.kv_memory_mb}: {num_blocks} blocks of {block_bytes} bytes"
             )
+        old, stage = self._resident, None
+        if old is not None and (old.first_layer, old.end_layer) == (spec.first_layer, spec.end_layer):
+            stage = old.stage
+        del old
+        self._resident = None  # what is replaced goes before the new is taken
         try:
             with torch.inference_mode():
                 stage = stage or LlamaStage(
                     self._checkpoint, spec.first_layer, spec.end_layer, self._precision
                 )
             kv = kv_tensors.allocate(model, num_layers, num_blocks, spec.block_size_tokens, compute)
-        except MemoryError:
-            raise LoadFailed(f"not enough memory for {num_layers} layers and {num_blocks} blocks") from None
-        return _Resident(spec.first_layer, spec.end_layer, spec.block_size_tokens, stage, kv, num_blocks)
+        except (MemoryError, RuntimeError) as error:
+            raise LoadFailed(f"{num_layers} layers and {num_blocks} blocks: {error}") from None
+        self._resident = _Resident(
+            spec.first_layer, spec.end_layer, spec.block_size_tokens, stage, kv, num_blocks
+        )
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         spec, resident = self._spec, self._resident
@@ -159,10 +169,6 @@ class TorchExecutor:
         last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
         logits = stage.logits(hidden.index_select(0, torch.from_numpy(last)))
         return sampler.sample(logits, sampler.columns_of(inputs))
-
-
-def _same_range(resident: _Resident, spec: StageSpec) -> bool:
-    return (resident.first_layer, resident.end_layer) == (spec.first_layer, spec.end_layer)
 
 
 def _check_spec(spec: StageSpec, model: ModelConfig) -> None:

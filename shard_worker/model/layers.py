@@ -4,6 +4,7 @@
 They differ where a processor has no bfloat16 arithmetic: torch's is then several times slower than float32.
 """
 
+import platform
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -30,12 +31,9 @@ def precision_of(dtype: torch.dtype) -> Precision:
 @cache
 def has_bf16() -> bool:
     """Whether this processor multiplies bfloat16 matrices natively."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.backends.cpu.get_cpu_capability() in (
-        "AVX512",
-        "AVX512_VNNI",
-        "AVX512_BF16",
-        "AMX",
-    )
+    if platform.machine() in ("aarch64", "arm64"):
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 class Linear(Protocol):

@@ -91,7 +91,7 @@ def test_uniforms_are_the_frozen_hash() -> None:
 )
 def test_golden_order(temperature: float, top_k: int, top_p: float, kept: set[int]) -> None:
     one = columns((temperature, top_k, top_p, 0, 0))
-    p = sampler.probabilities(torch.tensor([GOLDEN_LOGITS]), one.temperature, one.top_k, one.top_p)[0]
+    p = sampler.weights(torch.tensor([GOLDEN_LOGITS]), one.temperature, one.top_k, one.top_p)[0]
     plain = plain_probabilities(GOLDEN_LOGITS, temperature, top_k, top_p)
     assert {i for i, value in enumerate(plain) if value > 0} == kept
     assert {i for i, value in enumerate(p.tolist()) if value > 0} == kept
@@ -140,21 +140,38 @@ def test_rows_do_not_see_each_other() -> None:
     assert backwards[::-1] == together
 
 
-def test_wide_nucleus_falls_back_to_a_whole_sort(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(6)) * 0.1
-    one = columns((1.0, 0, 0.9, 0, 0))
-    wide = sampler.probabilities(logits, one.temperature, one.top_k, one.top_p)
-    assert int((wide > 0).sum()) > sampler.FIRST_LOOK
-    monkeypatch.setattr(sampler, "FIRST_LOOK", 3000)
-    assert torch.equal(wide, sampler.probabilities(logits, one.temperature, one.top_k, one.top_p))
-    assert float(wide.sum()) >= 0.9
+@pytest.mark.parametrize("spread", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.99999])
+def test_nucleus_of_a_large_vocabulary(spread: float, top_p: float) -> None:
+    logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(6)) * spread
+    one = columns((1.0, 0, top_p, 0, 0))
+    kept = sampler.weights(logits, one.temperature, one.top_k, one.top_p)[0].double()
+    whole = logits[0].double().softmax(0)
+    size = int((kept > 0).sum())
+    ranked = whole.sort(descending=True).values
+    assert float(ranked[:size].sum()) >= top_p - 1e-6 and float(ranked[: size - 1].sum()) < top_p + 1e-6
+    assert float(whole[kept > 0].min()) == float(ranked[size - 1])
+
+
+def test_draws_fall_where_a_running_sum_puts_them() -> None:
+    kept = torch.rand(40, 1000, generator=torch.Generator().manual_seed(8))
+    kept[:, ::3] = 0
+    kept[20:, 100:950] = 0
+    u = np.random.default_rng(2).random(40)
+    u[:2], u[20:22] = 0, 1 - 2**-24
+    drawn = sampler._draw(kept, u)
+    for row, token in enumerate(drawn.tolist()):
+        mass = kept[row].double().cumsum(0)
+        assert kept[row, token] > 0
+        assert float(mass[token]) >= u[row] * float(mass[-1]) * (1 - 1e-12)
+        assert float(mass[token] - kept[row, token]) <= u[row] * float(mass[-1]) * (1 + 1e-12)
 
 
 def test_greedy_takes_the_first_of_equals_and_computes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> torch.Tensor:
         raise AssertionError("a greedy batch was given to the distribution")
 
-    monkeypatch.setattr(sampler, "probabilities", never)
+    monkeypatch.setattr(sampler, "weights", never)
     logits = torch.tensor([[1.0, 5.0, 5.0], [2.0, 2.0, 1.0]])
     assert sample(logits, columns((0, 5, 0.1, 1, 1), (0, 0, 1.0, 2, 2))).tolist() == [1, 0]
 
