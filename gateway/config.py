@@ -20,7 +20,7 @@ class Config:
     drain_wait_s: float = 20.0  # for open streams to end
     # what a client may ask for
     prompt_bytes_max: int = 512 * 1024
-    inline_encode_bytes_max: int = 16 * 1024  # longer texts are encoded beside the loop
+    inline_encode_bytes_max: int = 4 * 1024  # some milliseconds; longer texts are encoded beside the loop
     chat_turns_len_max: int = 1024
     timeout_s_max: int = 12 * 3600
     resume_window_s_max: int = 3600
