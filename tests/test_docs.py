@@ -33,7 +33,8 @@ from shoal.why import Story, collect
 
 ROOT = Path(__file__).resolve().parent.parent
 README, ARCHITECTURE, DECISIONS = (ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "DECISIONS"))
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md")])
+DEPLOY = ROOT / "deploy" / "README.md"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), DEPLOY]
 SERVICES = ("gateway", "batcher", "kvstore", "shard_worker")
 ADDRESS = "127.0.0.1:50051"
 LIMIT_S = 60.0
@@ -127,11 +128,20 @@ def test_settings_that_are_named_exist() -> None:
     everything = "\n".join(map(text_of, DOCUMENTS))
     fields = {s: {f.name for f in dataclasses.fields(config_of(s))} for s in (*SERVICES, "chassis")}
     for name in re.findall(r"SHOAL_([A-Z_]+)", everything):
+        if name == "NATS_URL":  # the one with a short name
+            assert _configure("gateway", config_of("gateway"), [], {"SHOAL_NATS_URL": "n"})[0].nats_url == "n"
+            continue
         keys = [(s, name.lower().removeprefix(f"{s}_")) for s in fields if name.startswith(f"{s.upper()}_")]
         assert any(key in fields[section] for section, key in keys), name
     flags = {f"--{key.replace('_', '-')}" for keys in fields.values() for key in keys}
     flags |= set(re.findall(r"--[a-z-]+", _help_of("tests.sim") + text_of(ROOT / "shoal" / "cli.py")))
     assert set(re.findall(r"`(--[a-z-]+)[ `]", everything)) <= flags
+
+
+def test_keys_for_several_machines_exist() -> None:
+    for service, keys, _ in rows_of(DEPLOY, "| service | key | for example |"):
+        for key in re.findall(r"\w+", keys):
+            assert hasattr(config_of(service)(), key), f"{service}: {key}"
 
 
 def test_limits_are_the_defaults() -> None:
