@@ -203,6 +203,8 @@ class Rule:
     faults: tuple[str, ...] = ()
 
 
+DIFFER: dict[str, object] = {"same": False, "batchers": 2, "timeout_s": 0.0}
+
 RULES = (
     Rule("acks before the record", {"core": core(AcksBeforeTheRecord)}),
     Rule("finishes before the record", {"core": core(FinishesBeforeTheRecord)}),
@@ -214,4 +216,6 @@ RULES = (
     Rule("keeps its output over a lost claim", {"core": core(KeepsItsOutputOverALostClaim)}),
     Rule("never tires of silence", {"core": core(NeverTiresOfSilence)}),
     Rule("claims without reading", {"fence": False}),
+    Rule("goes on when fenced", {"core": core(GoesOnWhenFenced), **DIFFER}, ("stopped", "killed", "early")),
+    Rule("minimum not raised", {"gateway": MinimumNotRaised, **DIFFER}, ("killed", "stopped")),
 )

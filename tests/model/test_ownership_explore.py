@@ -37,10 +37,12 @@ def walk(seed: int, words: tuple[str, ...] = (), **fixed: object) -> World:
     rng = random.Random(seed)
     world = World(setting_of(rng, **fixed), rng)
     faults, wishes = rng.randint(0, 5), rng.randint(0, 2)
+    weights = {**WEIGHTS, "step": rng.choice((0.3, 1, 6)), "advance": rng.choice((1, 2, 8))}
+    weights |= dict.fromkeys(rng.sample(SLOW, 2), 0.2)
     lines: list[str] = []
     try:
         for _ in range(rng.randint(10, 160)):
-            action = choose(world, rng, faults, wishes, words)
+            action = choose(world, rng, weights, faults, wishes, words)
             if action is None:
                 break
             faults -= action.kind == "fault"
@@ -55,11 +57,18 @@ def walk(seed: int, words: tuple[str, ...] = (), **fixed: object) -> World:
     return world
 
 
-WEIGHTS = {"deliver_item": 6, "step": 1, "admit": 3, "deliver_message": 3, "advance": 2}
+WEIGHTS: dict[str, float] = {"deliver_item": 6, "admit": 3, "deliver_message": 3}
+SLOW = ["write", "write done", "read done", "part", "takeover?", "takeover answer", "owner answer", "refused"]
+SLOW += ["attach", "gateway read done", "cancel write", "finish", "ack", "late write"]
 
 
 def choose(
-    world: World, rng: random.Random, faults: int, wishes: int, words: tuple[str, ...]
+    world: World,
+    rng: random.Random,
+    weights: dict[str, float],
+    faults: int,
+    wishes: int,
+    words: tuple[str, ...],
 ) -> Action | None:
     """Fair steps by weight; faults evenly by their sort, because there are many more losses than deaths."""
     dice = rng.random()
@@ -74,7 +83,9 @@ def choose(
         sort = rng.choice(list(dict.fromkeys(a.sort for a in others)))
         return rng.choice([a for a in others if a.sort == sort])
     fair = world.fair()
-    return rng.choices(fair, [WEIGHTS[a.method] for a in fair])[0] if fair else None
+    if not fair:
+        return None
+    return rng.choices(fair, [weights.get(a.label.split(" >")[0], weights[a.method]) for a in fair])[0]
 
 
 def one_fault_everywhere(setting: Setting, recover_after: int) -> int:
