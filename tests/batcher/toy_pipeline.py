@@ -399,9 +399,12 @@ class World:
                 break
             self.turn()
         assert not self.scheduler.request_ids(), "a request does not end"
-        while self.ring or self.calls or self.scheduler.lease_waits:
+        for _ in range(1000):
+            if not (self.ring or self.calls or self.scheduler.lease_waits):
+                break
             self.turn()
             self.plan()
+        assert not self.scheduler.lease_waits, "kvstore never hears the last of it"
         assert not list(self.scheduler.tables())
         self.kvstore.check()
 
