@@ -311,7 +311,11 @@ async def _story(shoal: Deployment, request_id: str) -> Story:
     async with asyncio.timeout(LIMIT_S):
         bus = await nats_bus.connect(shoal.nats_url, name="docs")
         try:
-            return await collect(bus, RequestId(request_id), wait_s=5.0)
+            story = await collect(bus, RequestId(request_id), wait_s=LIMIT_S)
+            while not any(span.name == "shard_worker.step" for span in story.steps):  # workers tell it last
+                await asyncio.sleep(0.1)
+                story = await collect(bus, RequestId(request_id))
+            return story
         finally:
             await bus.close()
 
