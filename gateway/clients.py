@@ -58,7 +58,7 @@ class Client:
     # the core's side
     def accept(self, accept: Accept, text: OutputText) -> None:
         text.feed(accept.held)  # the client has their text
-        self._accept, self._text = accept, text
+        self._accept, self._text, self._first_index = accept, text, len(accept.held)
         self._ready.set()
 
     def pass_on(self, first_index: int, ids: tuple[int, ...]) -> None:
@@ -88,13 +88,14 @@ class Client:
                 told = True
                 yield self._accepted(self._accept)
             end = self._end
-            if self._ids or end is not None:
-                delta = self._delta(end)
-                if delta.ids and self.first_delta_at is None:
+            if self._ids:
+                if self.first_delta_at is None:
                     self.first_delta_at = loop.time()
-                if delta.ids or delta.text:
-                    yield delta
+                yield self._delta()
             if end is not None:
+                text = self._last_text(end)
+                if text:
+                    yield Delta(text, (), self._first_index)
                 yield Finished(end.reason, end.usage, end.timings)
                 return
             if self._status is not None and not self._ids:
@@ -107,10 +108,14 @@ class Client:
         prompt_tokens = self._end.usage.prompt_tokens if self._end is not None else 0
         return Accepted(self.request_id, prompt_tokens, 0)
 
-    def _delta(self, end: End | None) -> Delta:
+    def _delta(self) -> Delta:
         assert self._text is not None, "ids before accepted"
         ids, self._ids = tuple(self._ids), []
         self.taken += len(ids)
-        text = self._text.feed(ids) if end is None else self._text.end(ids, end.byte_cut)
         first_index, self._first_index = self._first_index, self._first_index + len(ids)
-        return Delta(text, ids, first_index)
+        return Delta(self._text.feed(ids), ids, first_index)
+
+    def _last_text(self, end: End) -> str:
+        """Goes without ids: who resumes with all ids, because it missed the end, gets it again."""
+        assert self._text is not None
+        return self._text.end((), end.byte_cut)
