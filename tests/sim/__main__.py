@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from multiprocessing import Pool
 
+from tests.sim.bugs import BUGS, injected
 from tests.sim.run import Report, run_seed
 
 SEED_TIME_MAX_S = 20  # of real time: a loop that goes round without time passing
@@ -43,11 +44,19 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--bug", choices=BUGS, help="with this deliberate bug in the production code")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
     args = parser.parse_args()
+    if args.bug is None:
+        return _main(args)
+    with injected(args.bug):
+        return _main(args)
+
+
+def _main(args: argparse.Namespace) -> int:
     out = sys.stdout.write
     if args.seed is not None:
-        report = run_seed(args.seed)
+        report = _run(args.seed)
         out("\n".join(report.history) + "\n")
         for failure in report.failures:
             out(f"FAILED {failure}\n")
@@ -62,6 +71,7 @@ def main() -> int:
             out(f"  repeat: python -m tests.sim --seed {report.seed}\n")
             if not args.keep_going:
                 break
+        sys.stdout.flush()
     seconds = time.perf_counter() - start
     out(f"{run} seeds, {failed} failed, {seconds / max(run, 1) * args.jobs:.3f} s a seed\n")
     return 1 if failed else 0

@@ -141,6 +141,7 @@ class SimClient:
         self.outcome = Outcome(plan)
         self._rng = random.Random(f"client {world.options.seed} {plan.name}")
         self._away = False
+        self._last_text = ""
 
     async def run(self) -> None:
         plan, outcome = self.outcome.plan, self.outcome
@@ -181,6 +182,7 @@ class SimClient:
             stream = gateway.generate(plan.call)
         else:
             stream = gateway.resume(outcome.request_id, tuple(outcome.ids), plan.call.tenant)
+        self._last_text = ""
         since: float | None = None
         loop = asyncio.get_running_loop()
         try:
@@ -207,6 +209,7 @@ class SimClient:
                 self._delta(event)
             case Finished():
                 outcome.reason, outcome.finished = event.reason.name, True
+                outcome.text += self._last_text
                 return True
         if self._wants_to_leave():
             self.world.note(f"{plan.name} hangs up with {len(outcome.ids)}")
@@ -220,7 +223,10 @@ class SimClient:
         if delta.ids and delta.first_index != len(outcome.ids):
             self.world.fail(f"{outcome.plan.name}: index {delta.first_index} after {len(outcome.ids)} ids")
         outcome.ids.extend(delta.ids)
-        outcome.text += delta.text
+        if delta.ids:
+            outcome.text += delta.text
+        else:
+            self._last_text = delta.text  # comes again unless Finished does
 
     def _wants_to_leave(self) -> bool:
         """Once."""

@@ -151,6 +151,7 @@ class World:
         self.calls: list[GenerateCall] = []  # what is asked
         self.num_deaths = 0  # of workers and batchers, or what their peers take for it
         self.calm_at = 0.0
+        self._burials: list[asyncio.Task[None]] = []
         self.closing = False
         self._ids = 0
 
@@ -178,7 +179,7 @@ class World:
 
     def bury(self, node: Node) -> None:
         """A node ended by itself: it comes again, as a launcher would have it."""
-        self._loop.create_task(self._restart(node, 0.2), name=f"restart {node.name}")
+        self._burials.append(self._loop.create_task(self._restart(node, 0.2), name=f"restart {node.name}"))
 
     async def _restart(self, node: Node, after_s: float) -> None:
         await node.kill()
@@ -213,6 +214,9 @@ class World:
 
     async def close(self) -> None:
         self.closing = True
+        for burial in self._burials:
+            burial.cancel()
+        await asyncio.gather(*self._burials, return_exceptions=True)
         for node in self.nodes.values():
             await node.kill()
         await self.rpc.close()

@@ -1,0 +1,188 @@
+"""Deliberate bugs, each one rule of the protocol broken from the outside: the simulation must find every one.
+
+`python -m tests.sim --bug NAME --seeds 300` looks for seeds that find it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from batcher import events as e
+from batcher.actions import Actions
+from batcher.audience import Audience
+from batcher.core import Core
+from batcher.formation import Stood
+from batcher.records import Records
+from batcher.scheduler import Scheduler
+from batcher.tenure import Tenure
+from chassis.bus import Bus
+from chassis.messages.kvstore import Exchange, Exchanged
+from chassis.messages.request import Part, Record, Terminal
+from gateway.serving import Serving
+from gateway.stream import Fit, Held
+from kvstore.ledger import Pool
+from shard_worker.stage import Stage
+
+Bug = tuple[type[Any], str, Callable[..., Any]]
+
+
+def ack_before_the_terminal_record() -> Bug:
+    write = Actions._write_terminal
+
+    def broken(self: Actions) -> None:
+        self.turn.out.append(e.Ack(self.token))
+        write(self)
+
+    return Actions, "_write_terminal", broken
+
+
+def claim_without_reading() -> Bug:
+    """A refused claim is written again without a look at what refused it."""
+
+    class Unfenced:
+        def __init__(self, bus: Bus) -> None:
+            self._bus = bus
+
+        async def append(self, *args: Any, expected_seq: int | None = None, **more: Any) -> Any:
+            return await self._bus.append(*args, **more)
+
+    append = Records.append
+
+    async def broken(self: Records, effect: e.Append) -> None:
+        bus, self._bus = self._bus, Unfenced(self._bus)  # type: ignore[assignment]
+        try:
+            await append(self, effect)
+        finally:
+            self._bus = bus
+
+    return Records, "append", broken
+
+
+def minimum_not_raised() -> Bug:
+    def broken(self: Serving, stream: Any, attempt: Any, boot: Any) -> None:
+        self._table.own(stream, boot)
+
+    return Serving, "_raise", broken
+
+
+def fenced_batcher_goes_on() -> Bug:
+    verified = Tenure._on_verified
+
+    def broken(self: Tenure, record: Record | None, seq: int) -> None:
+        if isinstance(record, Terminal) or (record is not None and record.boot == self.turn.boot):
+            verified(self, record, seq)
+        else:
+            self.expected_seq = max(seq, self.expected_seq)
+            self._proceed()
+
+    return Tenure, "_on_verified", broken
+
+
+def gaps_are_taken_for_the_next_part() -> Bug:
+    take = Held.take
+
+    def broken(self: Held, part: Part) -> tuple[Fit, tuple[int, ...]]:
+        if part.first_index <= len(self):
+            return take(self, part)
+        self.append(part.ids)
+        return Fit.CONTINUES, part.ids
+
+    return Held, "take", broken
+
+
+def finish_before_the_record() -> Bug:
+    write = Actions._write_terminal
+
+    def broken(self: Actions) -> None:
+        write(self)
+        assert isinstance(self.writing, Terminal)
+        self._finish(self.writing)
+
+    return Actions, "_write_terminal", broken
+
+
+def block_committed_before_its_step_returned() -> Bug:
+    plan = Scheduler.plan
+
+    def broken(self: Scheduler, now: float) -> e.StepPlan | None:
+        planned = plan(self, now)
+        for row in planned.rows if planned is not None else ():
+            sequence, end = self._sequences[row.request_id], row.start + len(row.token_ids)
+            size = self._config.block_size_tokens
+            if end >= (sequence.num_committed + 1) * size:
+                self._commit(sequence, end // size, now)
+        return planned
+
+    return Scheduler, "plan", broken
+
+
+def prefixes_kept_over_a_generation() -> Bug:
+    formation = Core._formation
+
+    def broken(self: Core, effects: list[Any], now: float) -> None:
+        for effect in effects:
+            if isinstance(effect, Stood) and self._generation is not None:
+                self._generation = effect.generation
+        formation(self, effects, now)
+
+    return Core, "_formation", broken
+
+
+def blocks_released_twice() -> Bug:
+    exchange = Pool.exchange
+
+    def broken(self: Pool, call: Exchange) -> Exchanged:
+        done = exchange(self, call)
+        again = [b for b in call.releases if self.table.references[b]]
+        exchange(self, replace(call, commits=(), releases=tuple(dict.fromkeys(again)), lease_count=0))
+        return done
+
+    return Pool, "exchange", broken
+
+
+def count_of_a_gateway_never_stops() -> Bug:
+    def broken(self: Audience, gateway: Any, held_len: int) -> None:
+        self.next_index[gateway] = held_len
+
+    return Audience, "join", broken
+
+
+def steps_run_in_any_order() -> Bug:
+    step = Stage._step
+
+    def broken(self: Stage, event: Any) -> Any:
+        self._last_step = event.number - 1
+        return step(self, event)
+
+    return Stage, "_step", broken
+
+
+BUGS: dict[str, Callable[[], Bug]] = {
+    bug.__name__: bug
+    for bug in (
+        ack_before_the_terminal_record,
+        claim_without_reading,
+        minimum_not_raised,
+        fenced_batcher_goes_on,
+        gaps_are_taken_for_the_next_part,
+        finish_before_the_record,
+        block_committed_before_its_step_returned,
+        prefixes_kept_over_a_generation,
+        blocks_released_twice,
+        count_of_a_gateway_never_stops,
+        steps_run_in_any_order,
+    )
+}
+
+
+@contextmanager
+def injected(name: str) -> Iterator[None]:
+    """Production code has the bug while this lasts."""
+    owner, attribute, broken = BUGS[name]()
+    whole = vars(owner)[attribute]
+    setattr(owner, attribute, broken)
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, whole)
