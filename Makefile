@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PROMPT ?= Why is the sky blue? Answer in two sentences.
 SEEDS ?= 50
+ROWS ?=
 export PROMPT
 
 VENV := .venv
@@ -11,13 +12,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := chassis gateway batcher kvstore shard_worker shoal bench
 DEFINED := pyproject.toml constraints.txt
 
-.PHONY: demo test check sim bench targets proto format clean
+.PHONY: demo test test-slow check sim bench targets proto format clean
 
 demo: $(VENV)/.ready-to-run
 	@$(BIN)/python -m shoal demo "$$PROMPT"
 
 test: $(VENV)/.ready-to-test
 	$(BIN)/python -m pytest tests
+
+# What takes minutes: transformers' own reading of the packaged model, longer hunts.
+test-slow: $(VENV)/.ready-to-test
+	$(BIN)/python -m pytest tests -m slow
 
 check: $(VENV)/.ready-to-develop
 	$(BIN)/ruff check .
@@ -27,10 +32,10 @@ check: $(VENV)/.ready-to-develop
 	$(MAKE) --no-print-directory sim SEEDS=50
 
 sim: $(VENV)/.ready-to-test
-	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs 2
 
 bench: $(VENV)/.ready-to-run
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(ROWS)
 
 targets: $(VENV)/.ready-to-run
 	$(BIN)/python -m bench.targets
