@@ -110,9 +110,11 @@ class Joining:
             self._read_later(stream)  # acknowledged meanwhile: the terminal record is there
         elif e.request is None and not stream.none_seen:
             stream.none_seen = True
-            self._table.read(stream)
-        elif e.request is None:
+            self._read_later(stream)  # both reads may have been a little behind
+        elif e.request is None and stream.joined:
             self._table.refuse_unknown(stream)
+        elif e.request is None:  # the broker knows it all the same: it said so when it was published
+            self._table.fail(stream, Code.UNAVAILABLE, "request: stored, but cannot be read yet", RETRY_MS)
         elif self._may_join(stream, e):
             attempt, boot = (record.attempt, record.boot or None) if record else (Attempt(0), None)
             self._serving.open(stream, attempt, boot)

@@ -308,10 +308,24 @@ def test_resume_of_nothing_twice_is_not_found() -> None:
     desk.resume()
     desk.read(None)
     desk.message(None)
+    desk.wait(0.25)
     desk.read(None)
     desk.message(None)
     fail = desk.one(Fail)
     assert isinstance(fail, Fail) and fail.code is Code.NOT_FOUND
+
+
+def test_what_was_published_is_not_unknown_only_because_it_cannot_be_read() -> None:
+    """The broker said that it has it; a reader that is behind must not make the client believe otherwise."""
+    desk = Desk()
+    desk.published(desk.submit(KEYED), Publish.TAKEN)
+    desk.read(None)
+    desk.message(None)
+    desk.wait(0.25)
+    desk.read(None)
+    desk.message(None)
+    fail = desk.one(Fail)
+    assert isinstance(fail, Fail) and fail.code is Code.UNAVAILABLE
 
 
 def test_resume_finds_the_record_that_was_written_between_two_reads() -> None:
@@ -319,6 +333,7 @@ def test_resume_finds_the_record_that_was_written_between_two_reads() -> None:
     desk.resume((5,))
     desk.read(None)
     desk.message(None)
+    desk.wait(0.25)
     desk.read(terminal((5, 6)))
     assert [type(e) for e in desk.out] == [Accept, Pass, End]
 
@@ -803,9 +818,11 @@ def test_cancel_by_id_of_a_request_served_elsewhere() -> None:
 def test_cancel_by_id_of_what_is_not_there_or_not_theirs() -> None:
     desk = Desk()
     desk.do(CancelWanted(desk.now, R, "t", 7))
-    for _ in range(2):
-        desk.read(None)
-        desk.message(None)
+    desk.read(None)
+    desk.message(None)
+    desk.wait(0.25)
+    desk.read(None)
+    desk.message(None)
     assert desk.out == [CancelHeard(7, False)] and desk.core.idle
     desk.do(CancelWanted(desk.now, R, "other", 8))
     desk.read(claim(2, B))

@@ -4,13 +4,15 @@ import random
 from collections.abc import Callable
 
 from chassis import subjects
-from chassis.bus import Appended, Headers
+from chassis.bus import Appended, Headers, Stored
 from chassis.habits import Fate, Habits, Restart, Settle
 from chassis.ids import RequestId
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_streams import MemoryStream
 from chassis.messages.request import Cancel, Claim, Terminal, parse_record
 from tests.sim.options import Options
+
+BEHIND_S = 0.2
 
 
 class SimBroker(MemoryBroker):
@@ -34,6 +36,14 @@ class SimBroker(MemoryBroker):
         elif (request := subjects.parse_request(subject)) is not None:
             self.stored[request.request_id] = None
         return appended
+
+    def last(self, sender: str, stream: str, subject: str) -> Stored | None:
+        """A reader may be behind what was stored just now, never behind older records."""
+        assert isinstance(self.habits, SimHabits)
+        newest = self.stream(stream).last(subject, self.now_s)
+        fresh = newest is not None and self._wall_ns() - newest.stored_at_ns < BEHIND_S * 1e9
+        behind = int(fresh and self.habits.unlucky(self.habits.options.stale_read))
+        return self.stream(stream).last(subject, self.now_s, behind)
 
     def expire(self, prefix: str) -> None:
         """Registry entries end without a word to who watches, as at the end of their time to live."""
@@ -94,9 +104,6 @@ class SimHabits(Habits):
 
     def count(self, subject: str, count: int) -> int:
         return 1 if self.unlucky(self.options.early_redelivery) else count
-
-    def records_behind(self, sender: str, subject: str) -> int:
-        return 1 if self.unlucky(self.options.stale_read) else 0
 
     def watch_delay_s(self, receiver: str, key: str) -> float:
         return self.delay()
