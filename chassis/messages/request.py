@@ -4,10 +4,12 @@ The value types are what cores work with; `build_*` and `parse_*` are the only c
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -120,8 +122,9 @@ class Terminal:
 Record = Claim | Cancel | Terminal
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
+    """A tuple: one is made per stream and step."""
+
     request_id: RequestId
     attempt: Attempt
     first_index: int
@@ -219,13 +222,14 @@ class AttachKind(Enum):
 # ---- running digest of output ids ------------------------------------------------------------------
 
 EMPTY_DIGEST = 0
+_DIGESTED = struct.Struct("<QI").pack  # digest so far, id
 
 
 def extend_digest(digest: int, ids: Iterable[int]) -> int:
     """Running 64-bit digest of output ids: BLAKE2b-64 over (digest so far, id), one id at a time."""
     state = digest
     for token_id in ids:
-        data = state.to_bytes(8, "little") + token_id.to_bytes(4, "little")
+        data = _DIGESTED(state, token_id)
         state = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
     return state
 
@@ -397,9 +401,7 @@ def parse_record(data: bytes) -> Record:
         case "claim":
             c = m.claim
             _check(c.attempt > 0 and bool(c.boot), "claim: attempt and boot")
-            return Claim(
-                Attempt(c.attempt), BootId(c.boot), c.body_digest, c.worker_deaths, c.batcher_deaths
-            )
+            return Claim(Attempt(c.attempt), BootId(c.boot), c.body_digest, c.worker_deaths, c.batcher_deaths)
         case "cancel":
             return Cancel(Attempt(m.cancel.attempt), BootId(m.cancel.boot), m.cancel.reason)
         case "terminal":
@@ -426,16 +428,7 @@ def build_chunk(chunk: Chunk) -> bytes:
     return pb.Chunk(
         boot=chunk.boot,
         number=chunk.number,
-        parts=[
-            pb.Part(
-                request_id=p.request_id,
-                attempt=p.attempt,
-                first_index=p.first_index,
-                ids=p.ids,
-                digest=p.digest,
-            )
-            for p in chunk.parts
-        ],
+        parts=_parts(chunk.parts) if chunk.parts else None,
         finishes=[
             pb.Finish(
                 request_id=f.request_id,
@@ -453,16 +446,37 @@ def build_chunk(chunk: Chunk) -> bytes:
     ).SerializeToString()
 
 
+def _parts(parts: Sequence[Part]) -> pb.Parts:
+    request_ids, attempts, first_indices, ids, digests = zip(*parts, strict=True)
+    return pb.Parts(
+        request_ids=request_ids,
+        attempts=attempts,
+        first_indices=first_indices,
+        lens=list(map(len, ids)),
+        ids=list(chain.from_iterable(ids)),
+        digests=digests,
+    )
+
+
+def _parse_parts(m: pb.Parts) -> Iterator[Part]:
+    ids, lens = tuple(m.ids), m.lens
+    n = len(lens)
+    whole = n == len(m.request_ids) == len(m.attempts) == len(m.first_indices) == len(m.digests)
+    _check(whole and sum(lens) == len(ids), "parts: columns do not add up")
+    end = 0
+    columns = zip(m.request_ids, m.attempts, m.first_indices, lens, m.digests, strict=True)
+    for request_id, attempt, first_index, length, digest in columns:
+        begin, end = end, end + length
+        yield Part(RequestId(request_id), Attempt(attempt), first_index, ids[begin:end], digest)
+
+
 def parse_chunk(data: bytes) -> Chunk:
     m = _parse(pb.Chunk, data)
     _check(bool(m.boot) and m.number > 0, "chunk: boot and number")
     return Chunk(
         boot=BootId(m.boot),
         number=m.number,
-        parts=tuple(
-            Part(RequestId(p.request_id), Attempt(p.attempt), p.first_index, tuple(p.ids), p.digest)
-            for p in m.parts
-        ),
+        parts=tuple(_parse_parts(m.parts)),
         finishes=tuple(
             Finish(
                 RequestId(f.request_id),
@@ -481,9 +495,7 @@ def parse_chunk(data: bytes) -> Chunk:
 
 
 def build_takeover_question(q: TakeoverQuestion) -> bytes:
-    return pb.TakeoverQuestion(
-        request_id=q.request_id, attempt=q.attempt, boot=q.boot
-    ).SerializeToString()
+    return pb.TakeoverQuestion(request_id=q.request_id, attempt=q.attempt, boot=q.boot).SerializeToString()
 
 
 def parse_takeover_question(data: bytes) -> TakeoverQuestion:
@@ -511,9 +523,7 @@ def build_to_batcher(message: ToBatcher) -> bytes:
             m.takeover.CopyFrom(answer)
         case Attach(request_id, attempt, gateway, held):
             m.attach.CopyFrom(
-                pb.Attach(
-                    request_id=request_id, attempt=attempt, gateway=gateway, held=pb.Ids(ids=held)
-                )
+                pb.Attach(request_id=request_id, attempt=attempt, gateway=gateway, held=pb.Ids(ids=held))
             )
         case CancelAsk(request_id, reason):
             m.cancel.CopyFrom(pb.CancelAsk(request_id=request_id, reason=reason))
@@ -537,9 +547,7 @@ def parse_to_batcher(data: bytes) -> ToBatcher:
     match m.WhichOneof("kind"):
         case "owner":
             o = m.owner
-            return OwnerQuestion(
-                RequestId(o.request_id), Attempt(o.attempt), o.ack_token, o.cancelled
-            )
+            return OwnerQuestion(RequestId(o.request_id), Attempt(o.attempt), o.ack_token, o.cancelled)
         case "takeover":
             return _parse_takeover_answer(m.takeover)
         case "attach":

@@ -160,23 +160,25 @@ class Chunk(_message.Message):
     FINISHES_FIELD_NUMBER: _ClassVar[int]
     boot: str
     number: int
-    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    parts: Parts
     finishes: _containers.RepeatedCompositeFieldContainer[Finish]
-    def __init__(self, boot: _Optional[str] = ..., number: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ...) -> None: ...
+    def __init__(self, boot: _Optional[str] = ..., number: _Optional[int] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ...) -> None: ...
 
-class Part(_message.Message):
-    __slots__ = ("request_id", "attempt", "first_index", "ids", "digest")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+class Parts(_message.Message):
+    __slots__ = ("request_ids", "attempts", "first_indices", "lens", "ids", "digests")
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDICES_FIELD_NUMBER: _ClassVar[int]
+    LENS_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    attempt: int
-    first_index: int
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    first_indices: _containers.RepeatedScalarFieldContainer[int]
+    lens: _containers.RepeatedScalarFieldContainer[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
-    digest: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., first_index: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ...) -> None: ...
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., lens: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("request_id", "attempt", "length", "digest", "reason", "byte_cut", "usage", "timings", "error")
