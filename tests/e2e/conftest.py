@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.collector import Collector, collecting
 from tests.e2e.rig import Running, fake_plan, running
 
 
@@ -15,9 +16,18 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="session")
-def calm(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def collector() -> Iterator[Collector]:
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def calm(
+    runner: asyncio.Runner, collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """A deployment that nobody kills."""
-    with running(runner, fake_plan(tmp_path_factory.mktemp("calm"), gateways=2)) as shoal:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint}
+    with running(runner, fake_plan(tmp_path_factory.mktemp("calm"), gateways=2, env=env)) as shoal:
         yield shoal
 
 
