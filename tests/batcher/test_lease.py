@@ -179,12 +179,13 @@ def test_after_a_failure_nothing_is_called_before_the_whole_inventory_is_told() 
 def test_without_kvstore_releases_are_taken_back() -> None:
     lease = stocked(*range(8))
     table, other = lease.take(6), lease.take(2)
-    for block in (*table, *other):
-        lease.commit(block, name(str(block)), NO_PARENT, 0.0)
     call = exchange_call(lease)
     lease.exchanged(BlocksExchanged(0.0, call.call, (), 0, 0, failed=True))
+    for block in (*table, *other):
+        lease.commit(block, name(str(block)), NO_PARENT, 0.0)
     lease.release(table, 0.0)
     assert lease.take(2) == [5, 4]  # tails first
+    lease.check([other, [BlockId(5), BlockId(4)]])
     attach = attach_call(lease)
     assert attach.held == blocks(*range(8))
     assert sorted(block for block, _ in attach.committed) == [0, 1, 2, 3, 6, 7]

@@ -258,6 +258,16 @@ def test_what_waits_lets_its_prefix_go_and_takes_it_back_only_when_nobody_lacks(
     made.check_answers()
 
 
+def test_blocks_that_kvstore_has_lost_are_found_again() -> None:
+    made = world(num_blocks=8)
+    add(made, "a", 5, Limits(20, ignore_eos=True))
+    while made.kvstore.free:
+        made.kvstore.refs[made.kvstore.free.popleft()] = 1
+    made.finish(500)
+    assert made.ended[RequestId("a")].reason is Reason.LENGTH
+    made.check_answers()
+
+
 # ---- order -----------------------------------------------------------------------------------------
 
 
@@ -312,6 +322,15 @@ def test_alone_means_alone_in_the_ring() -> None:
         add(made, name, 3, Limits(6, ignore_eos=True))
     made.run(make_request("poison", list(range(20)), Limits(6, ignore_eos=True)), (), alone=True)
     made.finish(300)  # the world checks every plan
+    made.check_answers()
+
+
+@pytest.mark.parametrize("prompt_len", range(1, 9))
+def test_one_that_must_be_alone_and_lacks_blocks_holds_up_nobody(prompt_len: int) -> None:
+    made = world(num_blocks=8)
+    add(made, "a", prompt_len, Limits(20, ignore_eos=True))
+    made.run(make_request("poison", list(range(5)), Limits(26, ignore_eos=True)), (), alone=True)
+    made.finish(1000)
     made.check_answers()
 
 
@@ -403,6 +422,17 @@ def test_the_same_pool_keeps_what_was_committed() -> None:
     rows = plan_rows(made)
     assert spans(rows) == [("a", 8, 11, True)]
     assert rows[0].fresh and len(rows[0].new_blocks) == 3
+
+
+def test_a_match_on_its_way_is_asked_again_of_the_new_epoch() -> None:
+    made = world()
+    add(made, "a", 16)
+    assert any(isinstance(effect, MatchBlocks) for effect, _ in made.calls)
+    made.lose()
+    made.form(pool_changed=False)
+    while not any(isinstance(effect, MatchBlocks) for effect, _ in made.calls):
+        assert made.calls, "it is not asked again"
+        made.answer()
 
 
 def test_another_pool_keeps_nothing() -> None:
