@@ -89,16 +89,18 @@ class Records:
 
     async def ask_owner(self, effect: ev.AskOwner) -> None:
         question = OwnerQuestion(effect.request_id, effect.attempt, effect.token, effect.cancelled)
+        answered = False
         try:
             answer = await self._bus.request(
                 subjects.owner(effect.boot), build_to_batcher(question), timeout_s=0.2
             )
-            mine = parse_owner_answer(answer.data)
+            mine, answered = parse_owner_answer(answer.data), True
         except (NoResponders, BadMessage):
             mine = False
         except BusError:
             return  # silence: ownership counts its 200 ms itself
-        self._tell(ev.OwnerAnswered(asyncio.get_running_loop().time(), effect.request_id, effect.call, mine))
+        now = asyncio.get_running_loop().time()
+        self._tell(ev.OwnerAnswered(now, effect.request_id, effect.call, mine, answered))
 
     async def refuse(self, request_id: RequestId, boot: BootId, why: str) -> bool:
         """Ends a request that cannot be read; False when that is not sure."""
