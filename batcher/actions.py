@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from batcher import events as e
 from batcher.holding import Holding, State
-from chassis.ids import Attempt, BootId
-from chassis.messages.request import Claim, Finish, Reason, Record, Terminal
+from chassis.ids import Attempt, BootId, GatewayId
+from chassis.messages.request import Claim, Finish, Part, Reason, Record, Terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,10 @@ class Turn:
     def drop(self, what: str) -> None:
         """An event without a row."""
         self.out.append(e.Count(f"ownership.dropped.{what}"))
+
+    def send(self, parts: dict[GatewayId, list[Part]]) -> None:
+        for gateway, its_parts in parts.items():
+            self.out.append(e.SendParts(gateway, tuple(its_parts)))
 
     def call(self) -> int:
         self.calls += 1
@@ -77,9 +81,13 @@ class Actions(Holding):
         alone = self.deaths >= self.turn.config.deaths_alone
         self.turn.out.append(e.Run(self.request, tuple(self.ids), self.deadline, alone))
 
+    def _serve(self, parts: dict[GatewayId, list[Part]]) -> None:
+        self.audience.serve(self.request.id, self.attempt, self.ids, self.digest, parts)
+
     def _send_parts(self) -> None:
-        for gateway, part in self.audience.rest(self.id, self.attempt, self.ids, self.digest):
-            self.turn.out.append(e.SendParts(gateway, (part,)))
+        parts: dict[GatewayId, list[Part]] = {}
+        self._serve(parts)
+        self.turn.send(parts)
 
     # ---- the log ------------------------------------------------------------------------------------
 
@@ -152,10 +160,10 @@ class Actions(Holding):
             timings=record.timings,
             error=record.error,
         )
-        rest = dict(self.audience.rest(self.id, record.attempt, self.ids, self.digest))
+        rest: dict[GatewayId, list[Part]] = {}
+        self.audience.serve(self.id, record.attempt, self.ids, self.digest, rest)
         for gateway in self.audience.next_index:
-            parts = (rest[gateway],) if gateway in rest else ()
-            self.turn.out.append(e.SendParts(gateway, parts, (finish,)))
+            self.turn.out.append(e.SendParts(gateway, tuple(rest.get(gateway, ())), (finish,)))
         self.leave("done", ack=True)
 
     def leave(self, why: str, ack: bool = False) -> None:

@@ -49,13 +49,18 @@ class Audience:
         for gateway, index in self.next_index.items():
             self.next_index[gateway] = min(index, output_len)
 
-    def rest(
-        self, request_id: RequestId, attempt: Attempt, ids: Sequence[int], digest: int
-    ) -> list[tuple[GatewayId, Part]]:
-        """What each gateway lacks of `ids`; from now on it counts as sent."""
-        parts = []
+    def serve(
+        self,
+        request_id: RequestId,
+        attempt: Attempt,
+        ids: Sequence[int],
+        digest: int,
+        parts: dict[GatewayId, list[Part]],
+    ) -> None:
+        """Adds to `parts` what each gateway lacks of `ids`; from now on it counts as sent."""
+        end = len(ids)
         for gateway, index in self.next_index.items():
-            if index < len(ids):
-                parts.append((gateway, Part(request_id, attempt, index, tuple(ids[index:]), digest)))
-                self.next_index[gateway] = len(ids)
-        return parts
+            if index < end:
+                part = Part(request_id, attempt, index, tuple(ids[index:]), digest)
+                parts.setdefault(gateway, []).append(part)
+                self.next_index[gateway] = end

@@ -7,6 +7,7 @@ to each other through `core.py`, in the terms of the last section.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from chassis.ids import AckToken, Attempt, BlockHash, BlockId, BootId, Epoch, GatewayId, RequestId
 from chassis.messages.request import (
@@ -139,11 +140,11 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class TokensMade:
-    """New output ids of one request (after the ids it was run with)."""
+    """A step's new output ids, in columns: of each request those after the ids it was run with."""
 
     now: float
-    request_id: RequestId
-    ids: tuple[int, ...]
+    request_ids: tuple[RequestId, ...]
+    ids: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,9 +342,8 @@ OwnershipEffect = (
 # ---- pipeline, steps, blocks -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence's share of a step."""
+class Row(NamedTuple):
+    """One sequence's share of a step. A tuple, so that rows turn into columns in one pass."""
 
     request_id: RequestId
     slot: int

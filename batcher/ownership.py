@@ -14,7 +14,7 @@ from batcher.alarms import Alarms
 from batcher.holding import State as State
 from batcher.tenure import Tenure
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
-from chassis.messages.request import Attach, AttachKind, Terminal
+from chassis.messages.request import Attach, AttachKind, Part, Terminal
 
 
 class Ownership:
@@ -84,11 +84,7 @@ class Ownership:
         self._notice_pause(event)
         match event:
             case e.TokensMade():
-                held = self._held.get(event.request_id)
-                if held is None:
-                    self._turn.drop("tokens")
-                else:
-                    held.on_tokens(event)  # changes no state: the alarm stays
+                self._on_tokens(event)
             case e.Tick():
                 self._on_tick()
             case e.Delivered():
@@ -116,6 +112,17 @@ class Ownership:
         if held is not None and isinstance(held.writing, Terminal):
             held.writing = record
             held.account = record.usage, record.timings
+
+    def _on_tokens(self, event: e.TokensMade) -> None:
+        """The step path: no state changes, so that alarms stay; all parts for one gateway leave together."""
+        parts: dict[GatewayId, list[Part]] = {}
+        for request_id, ids in zip(event.request_ids, event.ids, strict=True):
+            held = self._held.get(request_id)
+            if held is None:
+                self._turn.drop("tokens")
+            else:
+                held.on_tokens(ids, parts)
+        self._turn.send(parts)
 
     def _on_one(
         self,

@@ -7,6 +7,7 @@ epoch still says is ignored and counted.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, compress
 
 from batcher.events import StepPlan, StepReturned
 from batcher.formation import FormStage, PipelineLost, StageFormed
@@ -53,40 +54,23 @@ class RingConfig:
 
 
 def step_header(plan: StepPlan, request_of: Callable[[RequestId], Request], trace_parent: bytes) -> bytes:
-    """The wire form of a plan: columns, one pass over its rows."""
-    slots: list[int] = []
-    num_tokens: list[int] = []
-    starts: list[int] = []
-    flags: list[int] = []
-    output_index: list[int] = []
-    token_ids: list[int] = []
-    table_lens: list[int] = []
-    table: list[int] = []
-    fresh: list[SlotStart] = []
-    for row in plan.rows:
-        slots.append(row.slot)
-        num_tokens.append(len(row.token_ids))
-        starts.append(row.start)
-        flags.append((FLAG_SAMPLES if row.samples else 0) | (FLAG_FRESH if row.fresh else 0))
-        output_index.append(row.output_index)
-        token_ids.extend(row.token_ids)
-        table_lens.append(len(row.new_blocks))
-        table.extend(row.new_blocks)
-        if row.fresh:
-            request = request_of(row.request_id)
-            fresh.append(SlotStart(request.sampling, request.seed))
+    """The wire form of a plan: its rows turned into columns."""
+    if not plan.rows:
+        return build_step(plan.epoch, plan.number, freed_slots=plan.freed_slots, trace_parent=trace_parent)
+    request_ids, slots, starts, token_ids, samples, output_index, blocks, fresh = zip(*plan.rows, strict=True)
+    begun = [request_of(request_id) for request_id in compress(request_ids, fresh)] if any(fresh) else ()
     return build_step(
         plan.epoch,
         plan.number,
         slots=slots,
-        num_tokens=num_tokens,
+        num_tokens=list(map(len, token_ids)),
         starts=starts,
-        flags=flags,
+        flags=[FLAG_SAMPLES * s | FLAG_FRESH * f for s, f in zip(samples, fresh, strict=True)],
         output_index=output_index,
-        token_ids=token_ids,
-        table_lens=table_lens,
-        table=table,
-        fresh=fresh,
+        token_ids=list(chain.from_iterable(token_ids)),
+        table_lens=list(map(len, blocks)),
+        table=list(chain.from_iterable(blocks)),
+        fresh=[SlotStart(request.sampling, request.seed) for request in begun],
         freed_slots=plan.freed_slots,
         trace_parent=trace_parent,
     )

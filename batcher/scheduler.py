@@ -32,7 +32,7 @@ from batcher.inflight import InFlight
 from batcher.lease import Lease
 from batcher.running import Running
 from batcher.sequence import Clock, Phase, Sequence, Status
-from batcher.stops import Stops, advance
+from batcher.stops import End, Stops, advance
 from batcher.waiting import Deadlines
 from chassis.ids import BlockId, Epoch, RequestId
 from chassis.messages.request import Reason, Request, Timings, Usage
@@ -343,7 +343,10 @@ class Scheduler:
         flight, service_s = due
         self._cost.observe(flight.num_tokens, service_s)
         size = self._config.block_size_tokens
-        notes, running = self._notes, self._running
+        running = self._running
+        request_ids: list[RequestId] = []
+        made: list[tuple[int, ...]] = []
+        ended: list[tuple[Sequence, End]] = []
         token_ids = iter(event.token_ids)
         for sequence, incarnation, start, end, samples in flight.rows:
             token_id = next(token_ids) if samples else 0
@@ -363,12 +366,17 @@ class Scheduler:
             running.growth_tokens -= 1
             if sequence.clock.phase is not Phase.DECODE:
                 sequence.clock.enter(Phase.DECODE, now)
-            notes.append(TokensMade(now, sequence.request.id, (token_id,)))
+            request_ids.append(sequence.request.id)
+            made.append((token_id,))
             over = sequence.watch.push(token_id)
-            if over is not None:
-                self._end(sequence, over.reason, over.byte_cut, now)
-            else:
+            if over is None:
                 running.line_up(sequence)
+            else:
+                ended.append((sequence, over))
+        if made:
+            self._notes.append(TokensMade(now, tuple(request_ids), tuple(made)))
+        for sequence, found in ended:
+            self._end(sequence, found.reason, found.byte_cut, now)
         return True
 
     def _commit(self, sequence: Sequence, num_blocks: int, now: float) -> None:

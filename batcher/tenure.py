@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from batcher import events as e
 from batcher.actions import Actions
 from batcher.holding import State
-from chassis.ids import Attempt
+from chassis.ids import Attempt, GatewayId
 from chassis.messages.request import (
     Attach,
     AttachKind,
@@ -19,6 +19,7 @@ from chassis.messages.request import (
     CancelAsk,
     Claim,
     Detached,
+    Part,
     Reason,
     Record,
     Refused,
@@ -93,13 +94,14 @@ class Tenure(Actions):
         self.admitted_at = self.turn.now
         self._claim()
 
-    def on_tokens(self, event: e.TokensMade) -> None:
+    def on_tokens(self, ids: tuple[int, ...], parts: dict[GatewayId, list[Part]]) -> None:
+        """The rest of the step's requests add to the same `parts`."""
         if not self.live or self.state is State.WAITING:
             self.turn.drop("tokens")
             return
-        self.extend(event.ids, self.turn.now)
+        self.extend(ids, self.turn.now)
         if self.state is State.RUNNING:
-            self._send_parts()
+            self._serve(parts)
 
     def on_ended(self, event: e.Ended) -> None:
         if not self.live:

@@ -112,7 +112,7 @@ class Rig:
         self.do(e.OwnerAnswered(self.now, R, self.calls[e.AskOwner], mine, answered))
 
     def make(self, *ids: int) -> None:
-        self.do(e.TokensMade(self.now, R, ids))
+        self.do(e.TokensMade(self.now, (R,), (ids,)))
 
     def end(self, *ids: int, reason: Reason = Reason.STOP, byte_cut: int | None = None) -> None:
         usage, timings = Usage(3, 1, len(ids)), Timings(decode_us=5)

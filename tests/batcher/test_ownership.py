@@ -675,8 +675,8 @@ NO_ROW: list[tuple[State, e.OwnershipEvent]] = [
         e.Heard(100.0, Refused(R, G, Attempt(77), minimum=Attempt(78))),
     )
 ] + [
-    (State.WAITING, e.TokensMade(100.0, R, (1,))),
-    (State.WRITING, e.TokensMade(100.0, R, (1,))),
+    (State.WAITING, e.TokensMade(100.0, (R,), ((1,),))),
+    (State.WRITING, e.TokensMade(100.0, (R,), ((1,),))),
     (State.RUNNING, e.Admitted(100.0, R)),
     (State.WAITING, e.Heard(100.0, Detached(R, G))),
     (State.WRITING, e.Heard(100.0, Detached(R, G))),

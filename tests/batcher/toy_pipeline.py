@@ -243,7 +243,8 @@ class World:
                 case Admitted():
                     self.admitted.append(note.request_id)
                 case TokensMade():
-                    self.outputs.setdefault(note.request_id, []).extend(note.ids)
+                    for request_id, ids in zip(note.request_ids, note.ids, strict=True):
+                        self.outputs.setdefault(request_id, []).extend(ids)
                 case Ended():
                     assert note.request_id not in self.ended
                     self.ended[note.request_id] = note

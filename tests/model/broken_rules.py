@@ -9,7 +9,7 @@ from batcher import events as e
 from batcher.holding import State
 from batcher.ownership import Ownership
 from batcher.tenure import Tenure
-from chassis.ids import AckToken, Attempt
+from chassis.ids import AckToken, Attempt, GatewayId
 from chassis.messages.request import Cancel, Claim, Finish, Part, Record, Refused, Terminal
 from tests.model.toy_gateway import ToyGateway
 
@@ -39,8 +39,8 @@ class FinishesBeforeTheRecord(Tenure):
 
 @dataclass(slots=True)
 class SendsBeforeTheClaim(Tenure):
-    def on_tokens(self, event: e.TokensMade) -> None:
-        Tenure.on_tokens(self, event)
+    def on_tokens(self, ids: tuple[int, ...], parts: dict[GatewayId, list[Part]]) -> None:
+        Tenure.on_tokens(self, ids, parts)
         if self.state is State.CLAIMING:
             self._send_parts()
 

@@ -508,7 +508,7 @@ class World:
             p.sequence.append(index if self.setting.same else 100 * p.run_serial + index)
             whole = len(p.sequence) >= self.setting.tokens
             if not whole or self.rng.random() < 0.5:
-                self.tell(p, e.TokensMade(self.now, R, (p.sequence[-1],)))
+                self.tell(p, e.TokensMade(self.now, (R,), ((p.sequence[-1],),)))
         if whole and p.sequence is not None:
             ids, p.sequence = tuple(p.sequence), None
             self.tell(p, e.Ended(self.now, R, Reason.STOP, ids, None, Usage(1, 0, len(ids)), Timings()))
