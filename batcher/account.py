@@ -6,6 +6,7 @@ a step returns. Decode is recorded in segments of `SEGMENT_TOKENS`, each linked 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from batcher.events import StepPlan
 from chassis.ids import BootId, RequestId
@@ -19,12 +20,10 @@ LINKS_MAX = 128
 STEPS_MAX = 4096  # kept per request
 
 
-@dataclass(slots=True)
-class _Segment:
-    start_ns: int
-    end_ns: int
-    tokens: int = 0
-    steps: list[tuple[int, int]] = field(default_factory=list)
+class _Step(NamedTuple):
+    epoch: int
+    number: int
+    context: TraceContext
 
 
 @dataclass(slots=True)
@@ -40,10 +39,14 @@ class _Open:
     admitted_ns: int | None = None
     attempt: int = 0
     spans: list[Span] = field(default_factory=list)
-    segment: _Segment | None = None
     first_token_ns: int | None = None
     num_steps: int = 0
-    steps: list[tuple[int, int]] = field(default_factory=list)
+    steps: list[_Step] = field(default_factory=list)
+    # the segment that is not recorded yet
+    segment: list[_Step] = field(default_factory=list)
+    segment_start_ns: int = 0
+    segment_end_ns: int = 0
+    segment_tokens: int = 0
     terminal: Terminal | None = None
     calls: dict[str, int] = field(default_factory=dict)  # what is under way: name -> since
 
@@ -53,7 +56,7 @@ class Account:
         self._boot = boot
         self._tracer = tracer
         self._open: dict[RequestId, _Open] = {}
-        self._sent: dict[tuple[int, int], tuple[StepPlan, int]] = {}
+        self._sent: dict[tuple[int, int], tuple[_Step, StepPlan, int]] = {}
 
     # ---- requests
 
@@ -109,8 +112,8 @@ class Account:
                 o.calls["interrupted"] = now_ns
         lost = [key for key in self._sent if key[0] == epoch]
         for key in lost:
-            plan, start_ns = self._sent.pop(key)
-            self._step_span(plan, start_ns, now_ns, (), error=cause)
+            step, plan, start_ns = self._sent.pop(key)
+            self._step_span(step, plan, start_ns, now_ns, (), error=cause)
 
     def terminal(self, request_id: RequestId, record: Terminal) -> None:
         o = self._open.get(request_id)
@@ -131,7 +134,7 @@ class Account:
         for span in o.spans:
             self._tracer.record(span)
         self._tracer.record(self._summary(o, why, now_ns))
-        self._tracer.keep([request_id, *(step_key(*s) for s in o.steps)])
+        self._tracer.keep([request_id, *(step_key(s.epoch, s.number) for s in o.steps)])
 
     def _summary(self, o: _Open, why: str, now_ns: int) -> Span:
         attributes: dict[str, Value] = {
@@ -141,7 +144,7 @@ class Account:
             "shoal.outcome": why,
             "shoal.attempt": o.attempt,
             "shoal.deliveries": o.deliveries,
-            "shoal.steps": encode_steps(o.steps),
+            "shoal.steps": _encode(o.steps),
             "shoal.num_steps": o.num_steps,
         }
         error = None
@@ -183,83 +186,85 @@ class Account:
 
     def sent(self, plan: StepPlan, now_ns: int) -> bytes:
         """A step goes out; returns its trace parent."""
+        context = step_context(self._boot, plan.epoch, plan.number)
         if plan.rows:
-            self._sent[(plan.epoch, plan.number)] = (plan, now_ns)
-        return step_context(self._boot, plan.epoch, plan.number).encode()
+            step = _Step(int(plan.epoch), plan.number, context)
+            self._sent[(plan.epoch, plan.number)] = (step, plan, now_ns)
+        return context.encode()
 
     def returned(self, epoch: int, number: int, timings: Sequence[StageTiming], now_ns: int) -> None:
         known = self._sent.pop((epoch, number), None)
         if known is None:
             return
-        plan, start_ns = known
-        self._step_span(plan, start_ns, now_ns, timings)
+        step, plan, start_ns = known
+        self._step_span(step, plan, start_ns, now_ns, timings)
         for row in plan.rows:
             o = self._open.get(row.request_id)
-            if o is not None:
-                self._row(o, plan, row.samples, start_ns, now_ns)
+            if o is None:
+                continue
+            if not o.segment:
+                self._open_segment(o, min(start_ns, now_ns))
+            o.segment.append(step)
+            o.segment_end_ns = now_ns
+            o.segment_tokens += row.samples
+            if row.samples and o.first_token_ns is None:
+                self._close_segment(o)
+                o.first_token_ns = now_ns
+            elif len(o.segment) >= SEGMENT_TOKENS:
+                self._close_segment(o)
 
-    def _row(self, o: _Open, plan: StepPlan, samples: bool, start_ns: int, now_ns: int) -> None:
+    def _open_segment(self, o: _Open, start_ns: int) -> None:
         since = o.calls.pop("interrupted", None)
         if since is not None:
             self._child(o, "batcher.interrupted", since, start_ns, {})
-        o.num_steps += 1
-        step = (int(plan.epoch), plan.number)
-        if len(o.steps) < STEPS_MAX:
-            o.steps.append(step)
-        decoding = o.first_token_ns is not None
-        if o.segment is None:
-            o.segment = _Segment(start_ns if not decoding else min(start_ns, now_ns), now_ns)
-        o.segment.end_ns = now_ns
-        o.segment.steps.append(step)
-        if samples:
-            o.segment.tokens += 1
-        if samples and not decoding:
-            self._close_segment(o)
-            o.first_token_ns = now_ns
-        elif len(o.segment.steps) >= SEGMENT_TOKENS:
-            self._close_segment(o)
+        o.segment_start_ns, o.segment_tokens = start_ns, 0
 
     def _close_segment(self, o: _Open) -> None:
-        segment, o.segment = o.segment, None
-        if segment is None:
+        if not o.segment:
             return
-        links = tuple(step_context(self._boot, e, n) for e, n in segment.steps[:LINKS_MAX])
+        segment, o.segment = o.segment, []
+        o.num_steps += len(segment)
+        o.steps.extend(segment[: STEPS_MAX - len(o.steps)])
+        links = tuple([step.context for step in segment[:LINKS_MAX]])
         name = "batcher.prefill" if o.first_token_ns is None else "batcher.decode"
-        attributes: dict[str, Value] = {
-            "shoal.tokens": segment.tokens,
-            "shoal.steps": encode_steps(segment.steps),
-        }
-        self._child(o, name, segment.start_ns, segment.end_ns, attributes, links)
+        attributes: dict[str, Value] = {"shoal.tokens": o.segment_tokens, "shoal.steps": _encode(segment)}
+        self._child(o, name, o.segment_start_ns, o.segment_end_ns, attributes, links)
 
     def _step_span(
         self,
+        step: _Step,
         plan: StepPlan,
         start_ns: int,
         end_ns: int,
         timings: Sequence[StageTiming],
         error: str | None = None,
     ) -> None:
-        members = [self._open[r.request_id] for r in plan.rows if r.request_id in self._open]
+        named = plan.rows[:LINKS_MAX]
+        members = [self._open.get(row.request_id) for row in named]
         attributes: dict[str, Value] = {
-            "shoal.epoch": int(plan.epoch),
-            "shoal.step": plan.number,
+            "shoal.epoch": step.epoch,
+            "shoal.step": step.number,
             "shoal.rows": len(plan.rows),
-            "shoal.tokens": sum(len(r.token_ids) for r in plan.rows),
-            "shoal.requests": ",".join(r.request_id for r in plan.rows[:LINKS_MAX]),
+            "shoal.tokens": sum([len(row.token_ids) for row in plan.rows]),
+            "shoal.requests": ",".join([row.request_id for row in named]),
         }
         for t in timings:
             attributes[f"shoal.stage.{t.stage}.wait_us"] = t.wait_ns // 1000
             attributes[f"shoal.stage.{t.stage}.compute_us"] = t.compute_ns // 1000
         self._tracer.record(
             Span(
-                step_key(plan.epoch, plan.number),
+                step_key(step.epoch, step.number),
                 "batcher.step",
-                step_context(self._boot, plan.epoch, plan.number),
+                step.context,
                 None,
                 start_ns,
                 end_ns,
                 attributes,
-                tuple(o.context for o in members[:LINKS_MAX]),
+                tuple([o.context for o in members if o is not None]),
                 error,
             )
         )
+
+
+def _encode(steps: Sequence[_Step]) -> str:
+    return encode_steps([(step.epoch, step.number) for step in steps])
