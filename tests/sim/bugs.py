@@ -37,26 +37,26 @@ def ack_before_the_terminal_record() -> Bug:
     return Actions, "_write_terminal", broken
 
 
-def claim_without_reading() -> Bug:
-    """A refused claim is written again without a look at what refused it."""
+class _Unfenced:
+    """A bus that writes whatever the last record is."""
 
-    class Unfenced:
-        def __init__(self, bus: Bus) -> None:
-            self._bus = bus
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
 
-        async def append(self, *args: Any, expected_seq: int | None = None, **more: Any) -> Any:
-            return await self._bus.append(*args, **more)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
 
-    append = Records.append
+    async def append(self, *args: Any, expected_seq: int | None = None, **more: Any) -> Any:
+        return await self._bus.append(*args, **more)
 
-    async def broken(self: Records, effect: e.Append) -> None:
-        bus, self._bus = self._bus, Unfenced(self._bus)  # type: ignore[assignment]
-        try:
-            await append(self, effect)
-        finally:
-            self._bus = bus
 
-    return Records, "append", broken
+def records_written_without_reading() -> Bug:
+    make = Records.__init__
+
+    def broken(self: Records, bus: Bus, *args: Any) -> None:
+        make(self, _Unfenced(bus), *args)
+
+    return Records, "__init__", broken
 
 
 def minimum_not_raised() -> Bug:
@@ -162,7 +162,7 @@ BUGS: dict[str, Callable[[], Bug]] = {
     bug.__name__: bug
     for bug in (
         ack_before_the_terminal_record,
-        claim_without_reading,
+        records_written_without_reading,
         minimum_not_raised,
         fenced_batcher_goes_on,
         gaps_are_taken_for_the_next_part,

@@ -208,6 +208,9 @@ class SimClient:
             case Delta():
                 self._delta(event)
             case Finished():
+                assert outcome.request_id is not None
+                if not self.world.broker.is_over(outcome.request_id):
+                    self.world.fail(f"{plan.name} is told the end before it is stored")
                 outcome.reason, outcome.finished = event.reason.name, True
                 outcome.text += self._last_text
                 return True

@@ -16,17 +16,31 @@ class Deadlock(Exception):
     """Nothing is ready and nothing ever will be."""
 
 
+class Spin(Exception):
+    """Something goes round and round without waiting."""
+
+
+RESOLUTION_S = 1e-9
+TURNS_MAX = 100_000  # without time passing
+
+
 class _VirtualSelector(selectors.BaseSelector):
-    """No file is ever ready; waiting moves the clock."""
+    """No file is ever ready; waiting moves the clock to just after the timer, never short of it by rounding."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise Deadlock("every task waits for something that nobody will do")
+        self._turns += 1
         if timeout > 0:
-            self.now += timeout
+            self.now += timeout + RESOLUTION_S
+            if timeout > 1e-4:
+                self._turns = 0
+        if self._turns > TURNS_MAX:
+            raise Spin(f"{TURNS_MAX} turns at {self.now:.6f} s")
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -45,7 +59,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _VirtualSelector()
         super().__init__(self._virtual)
-        self._clock_resolution = 1e-9
+        self._clock_resolution = RESOLUTION_S
 
     def time(self) -> float:
         return self._virtual.now

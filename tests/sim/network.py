@@ -9,17 +9,46 @@ from chassis.habits import Fate, Habits, Restart, Settle
 from chassis.ids import RequestId
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_streams import MemoryStream
-from chassis.messages.request import Cancel, Claim, Terminal, parse_record
+from chassis.messages.request import Cancel, Claim, Record, Terminal, parse_record, parse_request
 from tests.sim.options import Options
 
 BEHIND_S = 0.2
 
 
 class SimBroker(MemoryBroker):
-    def __init__(self, habits: Habits, wall_ns: Callable[[], int], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        habits: Habits,
+        wall_ns: Callable[[], int],
+        note: Callable[[str], None],
+        fail: Callable[[str], None],
+    ) -> None:
         super().__init__(habits, wall_ns)
         self._note = note
+        self._fail = fail
         self.stored: dict[RequestId, None] = {}  # requests, ever
+        self._requests = self.streams[subjects.REQUESTS]
+        self._forget = self._requests.remove
+        self._requests.remove = self._remove  # type: ignore[method-assign]
+
+    def _remove(self, seq: int) -> None:
+        """A request's message goes only once its end is stored, or for a claim of another body."""
+        message = self._requests.get(seq)
+        assert message is not None
+        request = parse_request(message.data)
+        record = self._last_record(request.id)
+        other = isinstance(record, Claim) and record.body_digest != request.body_digest
+        if not isinstance(record, Terminal) and not other:
+            self._fail(f"{message.subject} is acknowledged before its end: {record}")
+        self._forget(seq)
+
+    def _last_record(self, request_id: RequestId) -> Record | None:
+        last = self.streams[subjects.RESULTS].last(subjects.result(request_id), self.now_s)
+        return parse_record(last.data) if last is not None else None
+
+    def is_over(self, request_id: RequestId) -> bool:
+        """Its terminal record is stored."""
+        return isinstance(self._last_record(request_id), Terminal)
 
     def _store(
         self,

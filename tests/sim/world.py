@@ -132,18 +132,17 @@ class World:
         self._loop = asyncio.get_running_loop()
         self.options = options
         self.history: list[str] = []
+        self.failures: list[str] = []
         self.rng = random.Random(f"world {options.seed}")
         self.habits = SimHabits(options)
         self.tracer = SimTracer(options.seed)
-        self.broker = SimBroker(self.habits, self.wall_ns, self.note)
+        self.broker = SimBroker(self.habits, self.wall_ns, self.note, self.fail)
         chance = random.Random(f"rpc {options.seed}")
         self.rpc = MemoryRpcNetwork(chance.random)
         self.rpc.habits = RpcHabits(0.0, options.delay_s, options.rpc_loss, options.rpc_loss)
         ring_chance = random.Random(f"ring {options.seed}")
         self.ring = MemoryNetwork(lambda a, b: ring_chance.random() * options.delay_s / 4)
         self.nodes: dict[str, Node] = {}
-        self.failures: list[str] = []
-        self.failed = asyncio.Event()
         self.errors: list[BaseException] = []
         self.hang_s = 0.0  # how much longer the next run of a device takes
         self.killed: dict[str, None] = {}  # processes that did not end by themselves
@@ -171,7 +170,6 @@ class World:
         self.failures.append(what)
         if error is not None:
             self.errors.append(error)
-        self.failed.set()
 
     def add(self, name: str, factory: Factory) -> Node:
         node = self.nodes[name] = Node(self, name, factory)
