@@ -6,6 +6,7 @@ from nothing that the services compute.
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -49,9 +50,14 @@ class Outcome:
 
 
 def expected(call: GenerateCall) -> tuple[list[int], str, Reason]:
-    """Ids, text and reason of the whole answer, by a plain reading of the rules."""
+    """Ids, text and reason of the whole answer, by the oracle and a plain reading of the rules."""
     assert call.token_ids is not None and call.max_tokens is not None
     made = oracle(call.token_ids, call.seed or 0, call.temperature or 0.0, call.max_tokens, NUM_LAYERS)
+    return read_out(call, made)
+
+
+def read_out(call: GenerateCall, made: Sequence[int]) -> tuple[list[int], str, Reason]:
+    """What of these ids is the answer."""
     stops = [s.encode() for s in call.stop]
     ids: list[int] = []
     text = b""

@@ -25,7 +25,7 @@ TURNS_MAX = 100_000  # without time passing
 
 
 class _VirtualSelector(selectors.BaseSelector):
-    """No file is ever ready; waiting moves the clock to just after the timer, never short of it by rounding."""
+    """No file is ever ready; waiting moves the clock to just after the timer, not short of it by rounding."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,6 +40,7 @@ class _VirtualSelector(selectors.BaseSelector):
             if timeout > 1e-4:
                 self._turns = 0
         if self._turns > TURNS_MAX:
+            self._turns = 0
             raise Spin(f"{TURNS_MAX} turns at {self.now:.6f} s")
         return []
 

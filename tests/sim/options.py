@@ -30,6 +30,7 @@ class Options:
     spares: int
     batchers: int
     second_stages: int  # of the second batcher's pipeline: it takes workers over with other layers
+    both: bool  # workers for both
     gateways: int
     kvstores: int
     block_size_tokens: int
@@ -42,6 +43,7 @@ class Options:
     prompt_len_max: int
     output_len_max: int
     shared_prefix: bool
+    wobbly: bool  # each process samples differently: only what clients hold already binds the next owner
     step_cost_s: float
     delay_s: float  # of a message, at most
     # chances, while the faults last
@@ -83,6 +85,7 @@ def draw(seed: int) -> Options:
         spares=rng.choice((0, 0, 1)),
         batchers=rng.choice((1, 1, 2)),
         second_stages=rng.choice((stages, 1)),
+        both=rng.random() < 0.5,
         gateways=rng.choice((1, 2)),
         kvstores=rng.choice((1, 1, 2)),
         block_size_tokens=block_size,
@@ -95,6 +98,7 @@ def draw(seed: int) -> Options:
         prompt_len_max=prompt_len_max,
         output_len_max=output_len_max,
         shared_prefix=rng.random() < 0.5,
+        wobbly=rng.random() < 0.3,
         step_cost_s=rng.choice((0.0005, 0.003, 0.02)),
         delay_s=rng.choice((0.0, 0.001, 0.02)),
         core_loss=rate(0.1),

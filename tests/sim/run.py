@@ -9,6 +9,7 @@ from functools import partial
 from batcher.config import Config as BatcherConfig
 from batcher.service import Batcher
 from chassis import log
+from chassis.ports import Ports
 from gateway.config import Config as GatewayConfig
 from gateway.service import Gateway
 from kvstore.config import Config as KvConfig
@@ -26,6 +27,7 @@ from tests.sim.loop import run as run_virtual
 from tests.sim.options import Options, draw
 from tests.sim.pause import task_factory
 from tests.sim.spans import check_traces
+from tests.sim.wobbly import Wobbly
 from tests.sim.world import World
 
 CALM_S = 60.0  # everything ends within this time after the last fault
@@ -70,11 +72,13 @@ def build(world: World) -> None:
     worker = WorkerConfig(listen="mem://worker:0", rpc_listen="worker:0", slot_mb=1, drain_wait_ms=1_000)
     for i in range(options.kvstores):
         world.add(f"kvstore{i}", lambda p: KvStore(KvConfig(rpc_address="kvstore:0", check_every_calls=5), p))
-    for i in range(options.stages + options.spares):
-        world.add(
-            f"worker{i}",
-            lambda p: ShardWorker(worker, p, FakeExecutor(fake, lambda s: None), InlineCompute(delay_s)),
-        )
+
+    def executor(ports: Ports) -> FakeExecutor:
+        return Wobbly(fake, ports.new_seed()) if options.wobbly else FakeExecutor(fake, lambda s: None)
+
+    both = options.both and options.batchers > 1
+    for i in range(options.stages + options.spares + both * options.second_stages):
+        world.add(f"worker{i}", lambda p: ShardWorker(worker, p, executor(p), InlineCompute(delay_s)))
     second = replace(batcher, num_stages=options.second_stages)
     for i, config in enumerate((batcher, second)[: options.batchers]):
         world.add(f"batcher{i}", partial(Batcher, config))
