@@ -6,10 +6,10 @@ Other front doors speak in the same value types; only this file sees their proto
 from dataclasses import dataclass
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from chassis.ids import RequestId
-from chassis.messages import BadMessage
+from chassis.messages import parse
 from chassis.messages.request import Reason, Timings, Usage
 from chassis.wire import gateway_pb2 as pb
 
@@ -90,7 +90,7 @@ class ModelInfo:
 
 def parse_generate(data: bytes) -> GenerateCall:
     """Raises BadMessage. Ranges are the gateway's to check."""
-    m = _parse(pb.GenerateRequest, data)
+    m = parse(pb.GenerateRequest, data)
     which = m.WhichOneof("input")
     return GenerateCall(
         model=m.model,
@@ -115,23 +115,23 @@ def parse_generate(data: bytes) -> GenerateCall:
 
 def parse_resume(data: bytes) -> tuple[str, tuple[int, ...]]:
     """Request id and the output ids that the client holds. Raises BadMessage."""
-    m = _parse(pb.ResumeRequest, data)
+    m = parse(pb.ResumeRequest, data)
     return m.request_id, tuple(m.output_ids)
 
 
 def parse_cancel(data: bytes) -> str:
     """The request id. Raises BadMessage."""
-    return _parse(pb.CancelRequest, data).request_id
+    return parse(pb.CancelRequest, data).request_id
 
 
 def parse_list_models(data: bytes) -> None:
     """Raises BadMessage."""
-    _parse(pb.ListModelsRequest, data)
+    parse(pb.ListModelsRequest, data)
 
 
 def parse_tokenize(data: bytes) -> GenerateCall:
     """As a call with the same input. Raises BadMessage."""
-    m = _parse(pb.TokenizeRequest, data)
+    m = parse(pb.TokenizeRequest, data)
     which = m.WhichOneof("input")
     return GenerateCall(
         model=m.model,
@@ -142,13 +142,6 @@ def parse_tokenize(data: bytes) -> GenerateCall:
 
 def _turns(chat: pb.Chat) -> tuple[Turn, ...]:
     return tuple(Turn(turn.role, turn.content) for turn in chat.turns)
-
-
-def _parse(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.FromString(data)
-    except (DecodeError, ValueError) as error:
-        raise BadMessage(f"not a {kind.DESCRIPTOR.name}: {error}") from None
 
 
 # ---- what they get ---------------------------------------------------------------------------------

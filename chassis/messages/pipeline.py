@@ -11,11 +11,11 @@ from enum import Enum
 from typing import TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
 from chassis.ids import MAX_U32, BootId, Epoch, StepNumber
-from chassis.messages import BadMessage
+from chassis.messages import BadMessage, check, parse
 from chassis.messages.request import Sampling, build_sampling, parse_sampling
 from chassis.rpc import Method
 from chassis.wire import pipeline_pb2 as pb
@@ -146,18 +146,6 @@ def _column(data: bytes, what: str, length: int | None = None) -> U32:
     return np.frombuffer(data, dtype=_LE_U32)
 
 
-def _parse(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.FromString(data)
-    except (DecodeError, ValueError) as error:
-        raise BadMessage(f"not a {kind.DESCRIPTOR.name}: {error}") from None
-
-
-def _check(ok: bool, what: str) -> None:
-    if not ok:
-        raise BadMessage(what)
-
-
 def _timing(t: StageTiming) -> pb.StageTiming:
     return pb.StageTiming(
         stage=t.stage,
@@ -211,9 +199,9 @@ def build_step(
 
 def parse_step(data: bytes) -> Step:
     """Raises BadMessage unless the columns add up; ranges of slots and blocks are the stage's to check."""
-    m = _parse(pb.Step, data)
-    _check(m.epoch > 0 and m.step > 0, "step: epoch and number start at 1")
-    _check(len(m.trace_parent) in (0, 25), "step: trace_parent is 25 bytes")
+    m = parse(pb.Step, data)
+    check(m.epoch > 0 and m.step > 0, "step: epoch and number start at 1")
+    check(len(m.trace_parent) in (0, 25), "step: trace_parent is 25 bytes")
     slots = _column(m.slots, "slots")
     n = len(slots)
     num_tokens = _column(m.num_tokens, "num_tokens", n)
@@ -221,17 +209,17 @@ def parse_step(data: bytes) -> Step:
     table_lens = _column(m.table_lens, "table_lens", n)
     token_ids = _column(m.token_ids, "token_ids")
     table = _column(m.table, "table")
-    _check(len(m.flags) == n, "step: one flag a row")
+    check(len(m.flags) == n, "step: one flag a row")
     flags = np.frombuffer(m.flags, dtype=_LE_U8)
     fresh = tuple(SlotStart(parse_sampling(f.sampling), f.seed) for f in m.fresh)
     if n:
-        _check(int(num_tokens.min()) > 0, "step: a row without tokens")
-        _check(int(flags.max()) <= FLAG_SAMPLES | FLAG_FRESH, "step: unknown flag")
+        check(int(num_tokens.min()) > 0, "step: a row without tokens")
+        check(int(flags.max()) <= FLAG_SAMPLES | FLAG_FRESH, "step: unknown flag")
         ends = starts.astype(np.int64) + num_tokens
-        _check(int(ends.max()) < _POSITION_MAX, "step: position out of range")
-    _check(int(num_tokens.sum(dtype=np.uint64)) == len(token_ids), "step: token_ids do not add up")
-    _check(int(table_lens.sum(dtype=np.uint64)) == len(table), "step: table does not add up")
-    _check(int(np.count_nonzero(flags & FLAG_FRESH)) == len(fresh), "step: one start a fresh row")
+        check(int(ends.max()) < _POSITION_MAX, "step: position out of range")
+    check(int(num_tokens.sum(dtype=np.uint64)) == len(token_ids), "step: token_ids do not add up")
+    check(int(table_lens.sum(dtype=np.uint64)) == len(table), "step: table does not add up")
+    check(int(np.count_nonzero(flags & FLAG_FRESH)) == len(fresh), "step: one start a fresh row")
     return Step(
         epoch=Epoch(m.epoch),
         number=StepNumber(m.step),
@@ -265,8 +253,8 @@ def build_result(epoch: int, number: int, token_ids: ArrayLike, timings: Sequenc
 
 
 def parse_result(data: bytes) -> StepResult:
-    m = _parse(pb.StepResult, data)
-    _check(m.epoch > 0 and m.step > 0, "result: epoch and number start at 1")
+    m = parse(pb.StepResult, data)
+    check(m.epoch > 0 and m.step > 0, "result: epoch and number start at 1")
     return StepResult(
         Epoch(m.epoch), StepNumber(m.step), _column(m.token_ids, "token_ids"), _parse_timings(m)
     )
@@ -282,8 +270,8 @@ def build_hello(hello: Hello) -> bytes:
 
 
 def parse_hello(data: bytes) -> Hello:
-    m = _parse(pb.Hello, data)
-    _check(m.epoch > 0 and bool(m.boot), "hello: epoch and boot")
+    m = parse(pb.Hello, data)
+    check(m.epoch > 0 and bool(m.boot), "hello: epoch and boot")
     try:
         kind = LinkKind(m.kind)
     except ValueError:
@@ -308,11 +296,11 @@ def build_form(form: Form) -> pb.FormRequest:
 
 
 def parse_form(m: pb.FormRequest) -> Form:
-    _check(m.epoch > 0 and bool(m.batcher_boot), "form: epoch and batcher")
-    _check(m.stage < m.num_stages, "form: stage outside its pipeline")
-    _check(m.first_layer < m.end_layer, "form: empty layer range")
-    _check(bool(m.next_address), "form: next_address missing")
-    _check(m.block_size_tokens > 0 and m.slots_max > 0 and m.step_tokens_max > 0, "form: sizes")
+    check(m.epoch > 0 and bool(m.batcher_boot), "form: epoch and batcher")
+    check(m.stage < m.num_stages, "form: stage outside its pipeline")
+    check(m.first_layer < m.end_layer, "form: empty layer range")
+    check(bool(m.next_address), "form: next_address missing")
+    check(m.block_size_tokens > 0 and m.slots_max > 0 and m.step_tokens_max > 0, "form: sizes")
     return Form(
         epoch=Epoch(m.epoch),
         batcher_boot=BootId(m.batcher_boot),
@@ -341,7 +329,7 @@ def build_formed(formed: Formed) -> pb.FormReply:
 
 def parse_formed(m: pb.FormReply) -> Formed:
     if m.formed:
-        _check(bool(m.kv_stamp) and m.num_blocks > 0, "formed: kv_stamp and num_blocks")
+        check(bool(m.kv_stamp) and m.num_blocks > 0, "formed: kv_stamp and num_blocks")
         return Formed(None, Epoch(m.last_epoch), m.kv_stamp, m.num_blocks)
     try:
         refusal = FormRefusal(m.refusal)

@@ -6,10 +6,10 @@ An entry is a hint that expires; what decides (a formation, an epoch) is fixed b
 from dataclasses import dataclass
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from chassis.ids import BootId, Epoch
-from chassis.messages import BadMessage
+from chassis.messages import BadMessage, parse
 from chassis.wire import pipeline_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -84,7 +84,7 @@ def build_worker(entry: WorkerEntry) -> bytes:
 
 
 def parse_worker(data: bytes) -> WorkerEntry:
-    m = _parse(pb.WorkerEntry, data)
+    m = parse(pb.WorkerEntry, data)
     if m.loaded_end < m.loaded_first or m.loaded_end > m.num_layers:
         raise BadMessage(f"loaded layers [{m.loaded_first}, {m.loaded_end}) of {m.num_layers}")
     if m.preferred_stage < -1:
@@ -119,7 +119,7 @@ def build_batcher(entry: BatcherEntry) -> bytes:
 
 
 def parse_batcher(data: bytes) -> BatcherEntry:
-    m = _parse(pb.BatcherEntry, data)
+    m = parse(pb.BatcherEntry, data)
     return BatcherEntry(
         boot=_boot(m.boot),
         model=m.model,
@@ -136,7 +136,7 @@ def build_kvstore(entry: KvstoreEntry) -> bytes:
 
 
 def parse_kvstore(data: bytes) -> KvstoreEntry:
-    m = _parse(pb.KvstoreEntry, data)
+    m = parse(pb.KvstoreEntry, data)
     return KvstoreEntry(boot=_boot(m.boot), rpc_address=m.rpc_address)
 
 
@@ -145,7 +145,7 @@ def build_gateway(entry: GatewayEntry) -> bytes:
 
 
 def parse_gateway(data: bytes) -> GatewayEntry:
-    m = _parse(pb.GatewayEntry, data)
+    m = parse(pb.GatewayEntry, data)
     return GatewayEntry(boot=_boot(m.boot), grpc_address=m.grpc_address)
 
 
@@ -156,7 +156,7 @@ def build_model(entry: ModelEntry) -> bytes:
 
 
 def parse_model(data: bytes) -> ModelEntry:
-    m = _parse(pb.ModelEntry, data)
+    m = parse(pb.ModelEntry, data)
     if not m.name:
         raise BadMessage("a model without a name")
     return ModelEntry(name=m.name, digest=m.digest, card_digest=m.card_digest)
@@ -167,17 +167,8 @@ def build_epoch(entry: EpochEntry) -> bytes:
 
 
 def parse_epoch(data: bytes) -> EpochEntry:
-    m = _parse(pb.EpochEntry, data)
+    m = parse(pb.EpochEntry, data)
     return EpochEntry(epoch=Epoch(m.epoch), batcher_boot=_boot(m.batcher_boot))
-
-
-def _parse(kind: type[M], data: bytes) -> M:
-    message = kind()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise BadMessage(f"not a {kind.__name__}") from error
-    return message
 
 
 def _boot(boot: str) -> BootId:

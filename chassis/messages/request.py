@@ -11,10 +11,10 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
-from chassis.messages import BadMessage
+from chassis.messages import BadMessage, check, parse
 from chassis.wire import request_pb2 as pb
 
 IDS_MAX = 1 << 20
@@ -237,18 +237,6 @@ def extend_digest(digest: int, ids: Iterable[int]) -> int:
 # ---- build and parse -------------------------------------------------------------------------------
 
 
-def _parse(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.FromString(data)
-    except (DecodeError, ValueError) as error:
-        raise BadMessage(f"not a {kind.DESCRIPTOR.name}: {error}") from None
-
-
-def _check(ok: bool, what: str) -> None:
-    if not ok:
-        raise BadMessage(what)
-
-
 def build_request(r: Request) -> bytes:
     s, n = r.sampling, r.limits
     return pb.Request(
@@ -277,15 +265,15 @@ def build_request(r: Request) -> bytes:
 
 def parse_request(data: bytes) -> Request:
     """Checks what the cores rely on; ranges that users see are the gateway's to check."""
-    m = _parse(pb.Request, data)
-    _check(0 < len(m.id) <= 64 and m.id.isalnum(), "request id: 1 to 64 letters and digits")
-    _check(bool(m.model), "model: missing")
-    _check(0 < len(m.prompt_ids) <= IDS_MAX, f"prompt_ids: 1 to {IDS_MAX}")
-    _check(m.limits.max_tokens > 0, "max_tokens: at least 1")
-    _check(m.limits.min_tokens <= m.limits.max_tokens, "min_tokens: at most max_tokens")
-    _check(all(m.limits.stop), "stop: empty string")
-    _check(m.priority <= 9, "priority: 0 to 9")
-    _check(m.sampling.temperature >= 0 and 0 < m.sampling.top_p <= 1, "sampling: out of range")
+    m = parse(pb.Request, data)
+    check(0 < len(m.id) <= 64 and m.id.isalnum(), "request id: 1 to 64 letters and digits")
+    check(bool(m.model), "model: missing")
+    check(0 < len(m.prompt_ids) <= IDS_MAX, f"prompt_ids: 1 to {IDS_MAX}")
+    check(m.limits.max_tokens > 0, "max_tokens: at least 1")
+    check(m.limits.min_tokens <= m.limits.max_tokens, "min_tokens: at most max_tokens")
+    check(all(m.limits.stop), "stop: empty string")
+    check(m.priority <= 9, "priority: 0 to 9")
+    check(m.sampling.temperature >= 0 and 0 < m.sampling.top_p <= 1, "sampling: out of range")
     return Request(
         id=RequestId(m.id),
         tenant=m.tenant,
@@ -396,11 +384,11 @@ def build_record(record: Record) -> bytes:
 
 
 def parse_record(data: bytes) -> Record:
-    m = _parse(pb.Record, data)
+    m = parse(pb.Record, data)
     match m.WhichOneof("kind"):
         case "claim":
             c = m.claim
-            _check(c.attempt > 0 and bool(c.boot), "claim: attempt and boot")
+            check(c.attempt > 0 and bool(c.boot), "claim: attempt and boot")
             return Claim(Attempt(c.attempt), BootId(c.boot), c.body_digest, c.worker_deaths, c.batcher_deaths)
         case "cancel":
             return Cancel(Attempt(m.cancel.attempt), BootId(m.cancel.boot), m.cancel.reason)
@@ -462,7 +450,7 @@ def _parse_parts(m: pb.Parts) -> Iterator[Part]:
     ids, lens = tuple(m.ids), m.lens
     n = len(lens)
     whole = n == len(m.request_ids) == len(m.attempts) == len(m.first_indices) == len(m.digests)
-    _check(whole and sum(lens) == len(ids), "parts: columns do not add up")
+    check(whole and sum(lens) == len(ids), "parts: columns do not add up")
     end = 0
     columns = zip(m.request_ids, m.attempts, m.first_indices, lens, m.digests, strict=True)
     for request_id, attempt, first_index, length, digest in columns:
@@ -471,8 +459,8 @@ def _parse_parts(m: pb.Parts) -> Iterator[Part]:
 
 
 def parse_chunk(data: bytes) -> Chunk:
-    m = _parse(pb.Chunk, data)
-    _check(bool(m.boot) and m.number > 0, "chunk: boot and number")
+    m = parse(pb.Chunk, data)
+    check(bool(m.boot) and m.number > 0, "chunk: boot and number")
     return Chunk(
         boot=BootId(m.boot),
         number=m.number,
@@ -499,8 +487,8 @@ def build_takeover_question(q: TakeoverQuestion) -> bytes:
 
 
 def parse_takeover_question(data: bytes) -> TakeoverQuestion:
-    m = _parse(pb.TakeoverQuestion, data)
-    _check(bool(m.request_id) and m.attempt > 0 and bool(m.boot), "takeover question: incomplete")
+    m = parse(pb.TakeoverQuestion, data)
+    check(bool(m.request_id) and m.attempt > 0 and bool(m.boot), "takeover question: incomplete")
     return TakeoverQuestion(RequestId(m.request_id), Attempt(m.attempt), BootId(m.boot))
 
 
@@ -543,7 +531,7 @@ def build_to_batcher(message: ToBatcher) -> bytes:
 
 
 def parse_to_batcher(data: bytes) -> ToBatcher:
-    m = _parse(pb.ToBatcher, data)
+    m = parse(pb.ToBatcher, data)
     match m.WhichOneof("kind"):
         case "owner":
             o = m.owner
@@ -567,7 +555,7 @@ def parse_to_batcher(data: bytes) -> ToBatcher:
 
 def _parse_takeover_answer(t: pb.TakeoverAnswer) -> TakeoverAnswer:
     which = t.WhichOneof("answer")
-    _check(which is not None, "takeover answer: neither yes nor no")
+    check(which is not None, "takeover answer: neither yes nor no")
     yes = which == "yes"
     return TakeoverAnswer(
         RequestId(t.request_id),
@@ -594,7 +582,7 @@ def build_owner_answer(mine: bool) -> bytes:
 
 
 def parse_owner_answer(data: bytes) -> bool:
-    return _parse(pb.OwnerAnswer, data).mine
+    return parse(pb.OwnerAnswer, data).mine
 
 
 def build_attach_answer(kind: AttachKind) -> bytes:
@@ -603,7 +591,7 @@ def build_attach_answer(kind: AttachKind) -> bytes:
 
 def parse_attach_answer(data: bytes) -> AttachKind:
     try:
-        return AttachKind(_parse(pb.AttachAnswer, data).kind)
+        return AttachKind(parse(pb.AttachAnswer, data).kind)
     except ValueError:
         raise BadMessage("attach answer: unknown kind") from None
 
