@@ -63,7 +63,8 @@ def transformers_model() -> Any:
             model = hf.LlamaForCausalLM(config)
         load: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils").load_gguf_checkpoint
         tensors = load(str(find_model("smollm2")), return_tensors=True, model_to_load=model)["tensors"]
-        model = hf.LlamaForCausalLM(config).eval()
+        with importlib.import_module("transformers.initialization").no_init_weights():  # drawing takes long
+            model = hf.LlamaForCausalLM(config).eval()
         missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert missing == ["lm_head.weight"] and not unexpected
     model.tie_weights()
