@@ -21,7 +21,7 @@ class Log:
         self._work_s = work_s
 
     async def __call__(self, request: pb.StatsRequest) -> pb.StatsReply:
-        self.seen.append((request.generation, asyncio.get_running_loop().time()))
+        self.seen.append((request.generation, round(asyncio.get_running_loop().time(), 6)))
         try:
             await asyncio.sleep(self._work_s)
         except asyncio.CancelledError:
@@ -31,14 +31,19 @@ class Log:
 
 
 async def ask(rpc: Rpc, address: str, text: str = "x", timeout_s: float = 1.0) -> float:
-    """Seconds until the answer, or the time after which there was none, negated."""
-    now = asyncio.get_running_loop().time
+    """Seconds until the answer, or the time after which there was none, negated; in whole microseconds,
+    since the virtual clock wakes a nanosecond late."""
+    clock = asyncio.get_running_loop().time
+
+    def now() -> float:
+        return round(clock(), 6)
+
     start = now()
     try:
         await rpc.call(address, STATS, pb.StatsRequest(generation=text), timeout_s)
     except RpcUnavailable:
-        return -(now() - start)
-    return now() - start
+        return -round(now() - start, 6)
+    return round(now() - start, 6)
 
 
 def on_network(
