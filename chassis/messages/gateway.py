@@ -4,16 +4,11 @@ Other front doors speak in the same value types; only this file sees their proto
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
-
-from google.protobuf.message import Message
 
 from chassis.ids import RequestId
 from chassis.messages import parse
 from chassis.messages.request import Reason, Timings, Usage
 from chassis.wire import gateway_pb2 as pb
-
-M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)

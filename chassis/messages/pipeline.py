@@ -8,10 +8,8 @@ its timing to the bytes it got: concatenated protobuf messages merge, and repeat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
 
 import numpy as np
-from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
 from chassis.ids import MAX_U32, BootId, Epoch, StepNumber
@@ -26,7 +24,6 @@ BATCHER_STAGE = MAX_U32  # the batcher's place in a Hello
 
 U32 = NDArray[np.uint32]
 U8 = NDArray[np.uint8]
-M = TypeVar("M", bound=Message)
 
 _LE_U32 = np.dtype("<u4")
 _LE_U8 = np.dtype("u1")

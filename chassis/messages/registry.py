@@ -4,15 +4,10 @@ An entry is a hint that expires; what decides (a formation, an epoch) is fixed b
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
-
-from google.protobuf.message import Message
 
 from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage, parse
 from chassis.wire import pipeline_pb2 as pb
-
-M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)

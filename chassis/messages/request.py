@@ -9,16 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
-from typing import NamedTuple, TypeVar
-
-from google.protobuf.message import Message
+from typing import NamedTuple
 
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages import BadMessage, check, parse
 from chassis.wire import request_pb2 as pb
 
 IDS_MAX = 1 << 20
-M = TypeVar("M", bound=Message)
 
 
 class Reason(Enum):
