@@ -50,14 +50,16 @@ class SlotTables:
     def apply(self, step: Step) -> StepInputs:
         """Takes in the step's deltas and lays the step out. Raises BadMessage, and then changes nothing."""
         slots = step.slots.astype(np.int64)
+        starts = step.starts.astype(np.int64)
+        ends = starts + step.num_tokens
         fresh = (step.flags & FLAG_FRESH) != 0
-        self._check(step, slots, fresh)
+        self._check(step, slots, starts, ends, fresh)
         self._known[step.freed_slots] = False
         if len(step.fresh):
             self._start(step, slots[fresh])
         if len(step.table):
             self._append(step, slots)
-        return self._lay_out(step, slots)
+        return self._lay_out(step, slots, starts, ends)
 
     def check(self) -> None:
         """Invariants; for tests."""
@@ -67,13 +69,14 @@ class SlotTables:
         assert (self._tables >= 0).all() and (self._tables < self.limits.num_blocks).all()
         assert (self._computed <= self._lens * self.limits.block_size_tokens).all()
 
-    def _check(self, step: Step, slots: I64, fresh: Bool) -> None:
+    def _check(self, step: Step, slots: I64, starts: I64, ends: I64, fresh: Bool) -> None:
         limits = self.limits
         if len(step.freed_slots) and int(step.freed_slots.max()) >= limits.slots_max:
             raise BadMessage("step: freed slot out of range")
         if not len(slots):
             return
-        if int(slots.max()) >= limits.slots_max or int(np.bincount(slots).max()) > 1:
+        listed = slots.tolist()
+        if max(listed) >= limits.slots_max or len(dict.fromkeys(listed)) < len(listed):
             raise BadMessage("step: slot out of range or named twice")
         if len(step.token_ids) > limits.step_tokens_max:
             raise BadMessage("step: more tokens than were agreed")
@@ -81,18 +84,17 @@ class SlotTables:
             raise BadMessage("step: token id out of range")
         if len(step.table) and int(step.table.max()) >= limits.num_blocks:
             raise BadMessage("step: block out of range")
-        known = self._known[slots]
+        known = self._known.take(slots)
         if len(step.freed_slots):
             known &= ~np.isin(slots, step.freed_slots)
-        if not (known | fresh).all():
+        if np.count_nonzero(known | fresh) < len(slots):
             raise BadMessage("step: a row of a slot that nobody started")
-        lens = np.where(fresh, 0, self._lens[slots]) + step.table_lens
-        if int(lens.max()) > limits.blocks_per_sequence_max:
+        lens = np.where(fresh, 0, self._lens.take(slots)) + step.table_lens
+        if max(lens.tolist()) > limits.blocks_per_sequence_max:
             raise BadMessage("step: a table longer than the context")
-        starts = step.starts.astype(np.int64)
-        if (starts + step.num_tokens > lens * limits.block_size_tokens).any():
+        if np.count_nonzero(ends > lens * limits.block_size_tokens):
             raise BadMessage("step: a position without a block")
-        if (starts > self._computed[slots])[~fresh].any():
+        if np.count_nonzero((starts > self._computed.take(slots)) & ~fresh):
             raise BadMessage("step: a row skips positions")
 
     def _start(self, step: Step, slots: I64) -> None:
@@ -111,33 +113,31 @@ class SlotTables:
         self._tables[np.repeat(slots, added), places] = step.table
         self._lens[slots] += added
 
-    def _lay_out(self, step: Step, slots: I64) -> StepInputs:
+    def _lay_out(self, step: Step, slots: I64, starts: I64, ends: I64) -> StepInputs:
         n, block_size = len(slots), self.limits.block_size_tokens
-        counts = step.num_tokens.astype(np.int64)
-        starts = step.starts.astype(np.int64)
+        counts = step.num_tokens
         offsets = np.zeros(n + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
-        context_lens = starts + counts
-        self._computed[slots] = context_lens
-        rows = np.repeat(np.arange(n), counts)
-        positions = np.arange(len(rows)) + np.repeat(starts - offsets[:-1], counts)
-        widest = int(self._lens[slots].max()) if n else 0
+        counts.cumsum(out=offsets[1:])
+        self._computed[slots] = ends
+        rows = np.arange(n).repeat(counts)
+        positions = np.arange(len(rows)) + (starts - offsets[:-1]).take(rows)
+        widest = max(self._lens.take(slots).tolist(), default=0)
         tables = self._tables[slots, :widest]
-        within = positions % block_size
-        kv_slots = tables[rows, positions // block_size] * np.int64(block_size) + within
-        samples = np.flatnonzero(step.flags & FLAG_SAMPLES)
-        sampling = slots[samples]
+        blocks, within = np.divmod(positions, block_size)
+        kv_slots = tables[rows, blocks] * np.int64(block_size) + within
+        samples = (step.flags & FLAG_SAMPLES).nonzero()[0]
+        sampling = slots.take(samples)
         return StepInputs(
             token_ids=step.token_ids,
             positions=positions.astype(np.int32),
             row_offsets=offsets,
-            context_lens=context_lens.astype(np.int32),
+            context_lens=ends.astype(np.int32),
             kv_slots=kv_slots,
             block_tables=tables,
             sample_rows=samples.astype(np.int32),
-            temperature=self._temperature[sampling],
-            top_k=self._top_k[sampling],
-            top_p=self._top_p[sampling],
-            seeds=self._seeds[sampling],
-            output_index=step.output_index[samples].astype(np.int32),
+            temperature=self._temperature.take(sampling),
+            top_k=self._top_k.take(sampling),
+            top_p=self._top_p.take(sampling),
+            seeds=self._seeds.take(sampling),
+            output_index=step.output_index.take(samples).astype(np.int32),
         )

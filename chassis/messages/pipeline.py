@@ -5,9 +5,11 @@ loop over rows), after checking that all lengths add up. A stage passes a step's
 its timing to the bytes it got: concatenated protobuf messages merge, and repeated fields grow.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import add
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -133,8 +135,8 @@ FORM: Method[FormAsk, FormAnswer] = Method("/shoal.pipeline.v1.ShardWorker/Form"
 # ---- columns ---------------------------------------------------------------------------------------
 
 
-def _pack(values: ArrayLike, dtype: np.dtype[np.uint32] | np.dtype[np.uint8]) -> bytes:
-    return np.asarray(values, dtype=dtype).tobytes()
+def _pack(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)  # for so few, sooner than an array
 
 
 def _column(data: bytes, what: str, length: int | None = None) -> U32:
@@ -164,16 +166,16 @@ def build_step(
     epoch: int,
     number: int,
     *,
-    slots: ArrayLike = (),
-    num_tokens: ArrayLike = (),
-    starts: ArrayLike = (),
-    flags: ArrayLike = (),
-    output_index: ArrayLike = (),
-    token_ids: ArrayLike = (),
-    table_lens: ArrayLike = (),
-    table: ArrayLike = (),
+    slots: Sequence[int] = (),
+    num_tokens: Sequence[int] = (),
+    starts: Sequence[int] = (),
+    flags: Sequence[int] = (),
+    output_index: Sequence[int] = (),
+    token_ids: Sequence[int] = (),
+    table_lens: Sequence[int] = (),
+    table: Sequence[int] = (),
     fresh: Sequence[SlotStart] = (),
-    freed_slots: ArrayLike = (),
+    freed_slots: Sequence[int] = (),
     trace_parent: bytes = b"",
 ) -> bytes:
     """A step's header from its columns (see `Step`); no rows is an empty step."""
@@ -181,16 +183,16 @@ def build_step(
         epoch=epoch,
         step=number,
         trace_parent=trace_parent,
-        slots=_pack(slots, _LE_U32),
-        num_tokens=_pack(num_tokens, _LE_U32),
-        starts=_pack(starts, _LE_U32),
-        flags=_pack(flags, _LE_U8),
-        output_index=_pack(output_index, _LE_U32),
-        token_ids=_pack(token_ids, _LE_U32),
-        table_lens=_pack(table_lens, _LE_U32),
-        table=_pack(table, _LE_U32),
+        slots=_pack(slots),
+        num_tokens=_pack(num_tokens),
+        starts=_pack(starts),
+        flags=bytes(flags),
+        output_index=_pack(output_index),
+        token_ids=_pack(token_ids),
+        table_lens=_pack(table_lens),
+        table=_pack(table),
         fresh=[pb.SlotStart(sampling=build_sampling(f.sampling), seed=f.seed) for f in fresh],
-        freed_slots=_pack(freed_slots, _LE_U32),
+        freed_slots=_pack(freed_slots),
     ).SerializeToString()
 
 
@@ -209,13 +211,13 @@ def parse_step(data: bytes) -> Step:
     check(len(m.flags) == n, "step: one flag a row")
     flags = np.frombuffer(m.flags, dtype=_LE_U8)
     fresh = tuple(SlotStart(parse_sampling(f.sampling), f.seed) for f in m.fresh)
-    if n:
-        check(int(num_tokens.min()) > 0, "step: a row without tokens")
-        check(int(flags.max()) <= FLAG_SAMPLES | FLAG_FRESH, "step: unknown flag")
-        ends = starts.astype(np.int64) + num_tokens
-        check(int(ends.max()) < _POSITION_MAX, "step: position out of range")
-    check(int(num_tokens.sum(dtype=np.uint64)) == len(token_ids), "step: token_ids do not add up")
-    check(int(table_lens.sum(dtype=np.uint64)) == len(table), "step: table does not add up")
+    counts = num_tokens.tolist()  # of so few rows lists are sooner looked through than arrays
+    check(all(counts), "step: a row without tokens")
+    check(max(m.flags, default=0) <= FLAG_SAMPLES | FLAG_FRESH, "step: unknown flag")
+    last_end = max(map(add, starts.tolist(), counts), default=0)
+    check(last_end < _POSITION_MAX, "step: position out of range")
+    check(sum(counts) == len(token_ids), "step: token_ids do not add up")
+    check(sum(table_lens.tolist()) == len(table), "step: table does not add up")
     check(int(np.count_nonzero(flags & FLAG_FRESH)) == len(fresh), "step: one start a fresh row")
     return Step(
         epoch=Epoch(m.epoch),
@@ -244,7 +246,7 @@ def build_result(epoch: int, number: int, token_ids: ArrayLike, timings: Sequenc
     return pb.StepResult(
         epoch=epoch,
         step=number,
-        token_ids=_pack(token_ids, _LE_U32),
+        token_ids=np.asarray(token_ids, dtype=_LE_U32).tobytes(),
         timings=[_timing(t) for t in timings],
     ).SerializeToString()
 
