@@ -81,12 +81,9 @@ class Actions(Holding):
         alone = self.deaths >= self.turn.config.deaths_alone
         self.turn.out.append(e.Run(self.request, tuple(self.ids), self.deadline, alone))
 
-    def _serve(self, parts: dict[GatewayId, list[Part]]) -> None:
-        self.audience.serve(self.request.id, self.attempt, self.ids, self.digest, parts)
-
     def _send_parts(self) -> None:
         parts: dict[GatewayId, list[Part]] = {}
-        self._serve(parts)
+        self.audience.serve(self.id, self.attempt, self.ids, self.digest, parts)
         self.turn.send(parts)
 
     # ---- the log ------------------------------------------------------------------------------------

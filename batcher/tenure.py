@@ -101,7 +101,7 @@ class Tenure(Actions):
             return
         self.extend(ids, self.turn.now)
         if self.state is State.RUNNING:
-            self._serve(parts)
+            self.audience.serve(self.request.id, self.attempt, self.ids, self.digest, parts)
 
     def on_ended(self, event: e.Ended) -> None:
         if not self.live:
