@@ -1,15 +1,21 @@
-"""Chunks to gateways: one per gateway and turn, numbered, and an empty one where it would get quiet."""
+"""Chunks to gateways: one per gateway and turn, numbered, and an empty one where it would get quiet.
 
-from collections.abc import Iterable
+Gateways that attach anew may be owed whole outputs in one turn: what would be too much for a message of the
+bus goes out as several chunks.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 
 from batcher.events import SendParts
-from chassis import subjects
+from chassis import log, subjects
 from chassis.bus import Bus
+from chassis.errors import BusError
 from chassis.ids import BootId, GatewayId
 from chassis.messages.request import Chunk, Finish, Part, build_chunk
 
 BEAT_S = 0.2
 GATEWAYS_MAX = 4096  # numbers are remembered of so many
+CHUNK_IDS_MAX = 1 << 17  # output ids; three bytes each in any known vocabulary, five at most
 
 
 class Outbox:
@@ -31,18 +37,43 @@ class Outbox:
             if gateway not in self._open and now >= self._beat_at(gateway):
                 self._open[gateway] = ([], [])
         for gateway, (parts, finishes) in self._open.items():
-            number = self._numbers.pop(gateway, 0) + 1
-            self._numbers[gateway] = number  # the most recently used stands last
+            *early, last = _portions(parts)
+            for portion in early:
+                self._send(gateway, portion, ())
+            self._send(gateway, last, finishes)
             self._sent_at[gateway] = now
-            chunk = Chunk(self._boot, number, tuple(parts), tuple(finishes))
-            self._bus.publish(subjects.chunks(gateway), build_chunk(chunk))
         self._open.clear()
         while len(self._numbers) > GATEWAYS_MAX:
             oldest = next(iter(self._numbers))
             del self._numbers[oldest], self._sent_at[oldest]
+
+    def _send(self, gateway: GatewayId, parts: Sequence[Part], finishes: Sequence[Finish]) -> None:
+        number = self._numbers.pop(gateway, 0) + 1
+        self._numbers[gateway] = number  # the most recently used stands last
+        chunk = Chunk(self._boot, number, tuple(parts), tuple(finishes))
+        try:
+            self._bus.publish(subjects.chunks(gateway), build_chunk(chunk))
+        except BusError as error:  # as if it were lost on its way: the terminal record tells the gateway
+            log.error("chunk not sent", gateway=gateway, error=str(error))
 
     def next_beat(self, served: Iterable[GatewayId]) -> float | None:
         return min(map(self._beat_at, served), default=None)
 
     def _beat_at(self, gateway: GatewayId) -> float:
         return self._sent_at.get(gateway, -BEAT_S) + BEAT_S
+
+
+def _portions(parts: list[Part]) -> Iterator[list[Part]]:
+    """At least one, in order, each of at most `CHUNK_IDS_MAX` ids or of one part."""
+    if len(parts) < 2 or sum([len(part.ids) for part in parts]) <= CHUNK_IDS_MAX:
+        yield parts
+        return
+    portion: list[Part] = []
+    size = 0
+    for part in parts:
+        if portion and size + len(part.ids) > CHUNK_IDS_MAX:
+            yield portion
+            portion, size = [], 0
+        portion.append(part)
+        size += len(part.ids)
+    yield portion
