@@ -94,6 +94,7 @@ class Ring:
         self._on_result = on_result
         self._address = ""
         self._epoch = Epoch(0)
+        self._closed = Epoch(0)  # the newest of those that are over
         self._links: list[Link] = []
         self._steps: asyncio.Queue[bytes] = asyncio.Queue(config.queue_len_max)
         self._sender: asyncio.Task[None] | None = None
@@ -140,7 +141,7 @@ class Ring:
         link = await self._ports.transport.dial(
             worker.transport_address, hello, CONTROL_OPTIONS, self._config.dial_timeout_s
         )
-        if epoch != self._epoch:
+        if not self._wanted(epoch):
             link.close()
             raise LinkClosed("the epoch has moved on")
         self._links.append(link)
@@ -174,6 +175,7 @@ class Ring:
         """Everything of this epoch and older ones."""
         if epoch < self._epoch:
             return
+        self._closed = epoch
         if self._sender is not None:
             self._sender.cancel()
             self._sender = None
@@ -182,6 +184,9 @@ class Ring:
         self._links.clear()
         while not self._steps.empty():
             self._steps.get_nowait()
+
+    def _wanted(self, epoch: Epoch) -> bool:
+        return epoch == self._epoch and epoch > self._closed
 
     # ---- steps and results
 
@@ -220,7 +225,7 @@ class Ring:
             hello = parse_hello(link.hello)
         except BadMessage:
             hello = None
-        if hello is None or hello.kind is not LinkKind.RESULT or hello.epoch != self._epoch:
+        if hello is None or hello.kind is not LinkKind.RESULT or not self._wanted(hello.epoch):
             self.ghosts += 1
             link.close()
             return

@@ -2,7 +2,13 @@
 
 import asyncio
 
+from batcher.formation import FormStage, PipelineLost, Stage
+from batcher.ring import Ring, RingConfig
 from batcher.service import Batcher
+from chassis.ids import BootId, Epoch
+from chassis.messages.registry import WorkerEntry
+from chassis.ports import Ports
+from chassis.transport.interface import Link, LinkOptions
 from tests.batcher.test_service import deployment
 from tests.sim.loop import run
 
@@ -30,5 +36,57 @@ def test_a_killed_neighbour_is_replaced_long_before_its_entry_expires() -> None:
                 await asyncio.sleep(1)
                 second.start()
                 await _until(True, batcher)
+
+    run(main())
+
+
+class SlowTransport:
+    """Dials only when told to; keeps every link that it made."""
+
+    def __init__(self) -> None:
+        self.may_dial = asyncio.Event()
+        self.links: list[SilentLink] = []
+
+    async def dial(self, address: str, hello: bytes, options: LinkOptions, timeout_s: float) -> Link:
+        await self.may_dial.wait()
+        self.links.append(SilentLink())
+        return self.links[-1]  # type: ignore[return-value]
+
+
+class SilentLink:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def receive(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_link_that_is_dialled_when_its_epoch_is_over_is_closed() -> None:
+    """Else nobody closes it: it holds the worker, and a batcher that drains waits for its reader in vain."""
+
+    async def main() -> None:
+        transport = SlowTransport()
+        ports = Ports(None, None, transport, None, None, None, None)  # type: ignore[arg-type]
+        config = RingConfig("", 16, 64, 512, 60.0)
+        worker = WorkerEntry(BootId("w"), "m", "d", "rpc", "mem", Epoch(0), True, 4)
+        want = FormStage(1, Epoch(1), 0, (Stage(worker, 0, 4),))
+        lost: list[object] = []
+
+        def tell(event: object) -> None:
+            assert isinstance(event, PipelineLost)
+            lost.append(event)
+
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            ring = Ring(ports, BootId("me"), config, group, tell, lambda result: None)
+            forming = group.create_task(ring.form(want))
+            await asyncio.sleep(0)
+            ring.close(Epoch(1))
+            transport.may_dial.set()
+            formed = await forming
+        assert formed.kv_stamp is None and [link.closed for link in transport.links] == [True]
+        assert not lost, "who closed it knows"
 
     run(main())
