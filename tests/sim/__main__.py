@@ -4,7 +4,8 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from multiprocessing import Pool
 
 from tests.sim.bugs import BUGS, injected
@@ -38,7 +39,11 @@ def _reports(seeds: range, jobs: int) -> Iterable[Report]:
         yield from pool.imap_unordered(_run, seeds, chunksize=4)
 
 
-def main() -> int:
+def repeat_command(seed: int, bug: str | None = None) -> str:
+    return f"python -m tests.sim --seed {seed}" + (f" --bug {bug}" if bug else "")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--first", type=int, default=0)
@@ -46,32 +51,30 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--bug", choices=BUGS, help="with this deliberate bug in the production code")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
-    args = parser.parse_args()
-    if args.bug is None:
-        return _main(args)
-    with injected(args.bug):
-        return _main(args)
+    args = parser.parse_args(argv)
+    with injected(args.bug) if args.bug else nullcontext():
+        return _one(args.seed) if args.seed is not None else _many(args)
 
 
-def _main(args: argparse.Namespace) -> int:
+def _one(seed: int) -> int:
+    report = _run(seed)
+    lines = [*report.history, *(f"FAILED {failure}" for failure in report.failures)]
+    sys.stdout.write("\n".join(lines) + f"\n{report.virtual_s:.1f} virtual s in {report.real_s:.2f} s\n")
+    return 1 if report.failures else 0
+
+
+def _many(args: argparse.Namespace) -> int:
     out = sys.stdout.write
-    if args.seed is not None:
-        report = _run(args.seed)
-        out("\n".join(report.history) + "\n")
-        for failure in report.failures:
-            out(f"FAILED {failure}\n")
-        out(f"{report.virtual_s:.1f} virtual s in {report.real_s:.2f} s\n")
-        return 1 if report.failures else 0
     start, run, failed = time.perf_counter(), 0, 0
     for report in _reports(range(args.first, args.first + args.seeds), args.jobs):
         run += 1
         if report.failures:
             failed += 1
             out(f"seed {report.seed}: {report.failures[0]}\n")
-            out(f"  repeat: python -m tests.sim --seed {report.seed}\n")
+            out(f"  repeat: {repeat_command(report.seed, args.bug)}\n")
+            sys.stdout.flush()
             if not args.keep_going:
                 break
-        sys.stdout.flush()
     seconds = time.perf_counter() - start
     out(f"{run} seeds, {failed} failed, {seconds / max(run, 1) * args.jobs:.3f} s a seed\n")
     return 1 if failed else 0

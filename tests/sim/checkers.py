@@ -1,5 +1,7 @@
 """What must hold of a run: of the cores while it goes on, of the logs and of what is left once it rests."""
 
+from typing import Any
+
 from chassis import subjects
 from chassis.messages.request import Cancel, Claim, Record, Terminal, parse_record
 from tests.sim.world import World
@@ -15,10 +17,19 @@ def check_cores(world: World) -> None:
             service.ledger.check()
         elif node.name.startswith("gateway"):
             service.check()
+            _check_minimums(world, service)
         elif node.name.startswith("worker"):
             service.stage.check()
         elif hasattr(service, "_core"):
             service._core.check()
+
+
+def _check_minimums(world: World, gateway: Any) -> None:
+    """A gateway that gave a stream to an owner takes nothing from an older one."""
+    for request_id, stream in gateway._streams._core._table.streams.items():
+        granted = world.broker.granted.get((gateway.boot, request_id), 0)
+        if stream.accepted and not stream.joined:
+            assert stream.min_attempt >= granted, f"{request_id}: owner {granted} was let in, then forgotten"
 
 
 def read_logs(world: World) -> dict[str, list[tuple[float, Record]]]:

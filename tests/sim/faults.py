@@ -37,6 +37,11 @@ def _nodes(world: World, kind: str) -> list[Node]:
     return [node for name, node in world.nodes.items() if name.startswith(kind) and node.up]
 
 
+def _some(world: World, rng: random.Random) -> list[Node]:
+    """Of one kind: owners of requests are few among so many nodes."""
+    return _nodes(world, rng.choice(("worker", "batcher", "batcher", "gateway", "gateway", "kvstore")))
+
+
 def _pause_s(rng: random.Random) -> float:
     """Down times around the protocol's own: ack wait, takeover, free-after, registry."""
     return rng.choice((0.05, 0.3, 1.2, 3.0))
@@ -53,7 +58,7 @@ def _killer(kind: str):  # type: ignore[no-untyped-def]
 
 async def _drain(world: World, rng: random.Random) -> None:
     """SIGTERM: it leaves in good order, or is cut short."""
-    nodes = _nodes(world, rng.choice(("worker", "batcher", "kvstore", "gateway")))
+    nodes = _some(world, rng)
     if nodes:
         await world.drain(rng.choice(nodes), rng.choice((0.05, 4.0)), _pause_s(rng))
 
@@ -82,7 +87,7 @@ async def _broker(world: World, rng: random.Random) -> None:
 
 async def _pause(world: World, rng: random.Random) -> None:
     """SIGSTOP and SIGCONT of any process."""
-    nodes = [n for n in world.nodes.values() if n.up and not n.sleeper.stopped]
+    nodes = [n for n in _some(world, rng) if not n.sleeper.stopped]
     if nodes:
         node = rng.choice(nodes)
         sleeper = node.sleeper
@@ -94,7 +99,7 @@ async def _pause(world: World, rng: random.Random) -> None:
 
 async def _cut(world: World, rng: random.Random) -> None:
     """A process that can't reach the broker; the ring goes on."""
-    nodes = [n for n in world.nodes.values() if n.up]
+    nodes = _some(world, rng)
     if nodes:
         name = rng.choice(nodes).bus_name
         with world.trouble(f"cut {name} from the broker", f"heal {name}"):

@@ -4,15 +4,25 @@ import random
 from collections.abc import Callable
 
 from chassis import subjects
-from chassis.bus import Appended, Headers, Stored
+from chassis.bus import Appended, Headers, Message, Stored
 from chassis.habits import Fate, Habits, Restart, Settle
-from chassis.ids import RequestId
+from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_streams import MemoryStream
-from chassis.messages.request import Cancel, Claim, Record, Terminal, parse_record, parse_request
+from chassis.messages.request import (
+    Cancel,
+    Claim,
+    Record,
+    TakeoverAnswer,
+    Terminal,
+    parse_record,
+    parse_request,
+    parse_to_batcher,
+)
 from tests.sim.options import Options
 
 BEHIND_S = 0.2
+TO_BATCHER = subjects.owner(BootId("x")).removesuffix("x")
 
 
 class SimBroker(MemoryBroker):
@@ -27,9 +37,17 @@ class SimBroker(MemoryBroker):
         self._note = note
         self._fail = fail
         self.stored: dict[RequestId, None] = {}  # requests, ever
+        self.granted: dict[tuple[GatewayId, RequestId], Attempt] = {}  # takeovers that gateways said yes to
         self._requests = self.streams[subjects.REQUESTS]
         self._forget = self._requests.remove
         self._requests.remove = self._remove  # type: ignore[method-assign]
+
+    def publish(self, sender: str, message: Message) -> None:
+        if message.subject.startswith(TO_BATCHER):
+            match parse_to_batcher(message.data):
+                case TakeoverAnswer(request_id, gateway, attempt, ids) if ids is not None:
+                    self.granted[gateway, request_id] = attempt
+        super().publish(sender, message)
 
     def _remove(self, seq: int) -> None:
         """A request's message goes only once its end is stored, or for a claim of another body."""

@@ -99,7 +99,7 @@ def draw(seed: int) -> Options:
         output_len_max=output_len_max,
         shared_prefix=rng.random() < 0.5,
         wobbly=rng.random() < 0.3,
-        step_cost_s=rng.choice((0.0005, 0.003, 0.02)),
+        step_cost_s=rng.choice((0.0005, 0.003, 0.02, 0.1)),
         delay_s=rng.choice((0.0, 0.001, 0.02)),
         core_loss=rate(0.1),
         settle_loss=rate(0.3),

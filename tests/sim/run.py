@@ -112,6 +112,7 @@ async def live(options: Options, outcomes: list[Outcome]) -> World:
     loop = asyncio.get_running_loop()
     loop.set_task_factory(task_factory)  # type: ignore[arg-type]
     world = World(options)
+    loop.set_exception_handler(lambda _, context: world.fail(str(context), context.get("exception")))
     build(world)
     for node in world.nodes.values():
         node.start()
