@@ -77,9 +77,25 @@ def draw_prompts(workload: Workload, seed: int, vocab_size: int) -> list[list[in
     ]
 
 
-async def ask(client: AsyncClient, prompt: Sequence[int], output_tokens: int, start: float) -> Seen:
-    seen = Seen(sent_s=time.perf_counter() - start)
-    params = Params(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
+async def ask(
+    client: AsyncClient, prompt: Sequence[int], output_tokens: int, start: float, priority: int | None = None
+) -> Seen:
+    seen = Seen()
+    await listen(client, prompt, output_tokens, start, seen, priority)
+    return seen
+
+
+async def listen(
+    client: AsyncClient,
+    prompt: Sequence[int],
+    output_tokens: int,
+    start: float,
+    seen: Seen,
+    priority: int | None = None,
+) -> None:
+    """Asks, and notes in `seen` while it hears."""
+    seen.sent_s = time.perf_counter() - start
+    params = Params(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, priority=priority)
     async for event in client.generate(prompt, params):
         match event:
             case Accepted(request_id=request_id):
@@ -90,7 +106,6 @@ async def ask(client: AsyncClient, prompt: Sequence[int], output_tokens: int, st
                     seen.ids.extend(ids)
             case Finished(reason=reason):
                 seen.finished_s, seen.reason = time.perf_counter() - start, reason
-    return seen
 
 
 async def run(client: AsyncClient, workload: Workload, seed: int, vocab_size: int) -> Result:
