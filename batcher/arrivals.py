@@ -16,9 +16,11 @@ from chassis import log, subjects
 from chassis.bus import Bus, Delivery, Message
 from chassis.ids import AckToken, BootId
 from chassis.messages import BadMessage
+from chassis.messages.card import ModelCard
 from chassis.messages.request import (
     Attach,
     OwnerQuestion,
+    Request,
     TakeoverAnswer,
     parse_request,
     parse_to_batcher,
@@ -32,7 +34,7 @@ class Arrivals:
         self,
         bus: Bus,
         boot: BootId,
-        model: str,
+        card: ModelCard,
         account: Account,
         records: Records,
         wall_ns: Callable[[], int],
@@ -42,7 +44,7 @@ class Arrivals:
     ) -> None:
         self._bus = bus
         self._boot = boot
-        self._model = model
+        self._card = card
         self._account = account
         self._records = records
         self._wall_ns = wall_ns
@@ -64,9 +66,9 @@ class Arrivals:
         except BadMessage as error:
             self._spawn(self._refuse_garbage(delivery, str(error)))
             return
-        said = subjects.parse_request(message.subject)
-        if said is None or said.request_id != request.id or said.model != self._model:
-            self._spawn(self._refuse_garbage(delivery, "the subject names another request or model"))
+        why = self._misfit(message.subject, request)
+        if why:
+            self._spawn(self._refuse_garbage(delivery, why))
             return
         self._account.delivered(request, message.stored_at_ns, wall_ns, delivery.count)
         self._tell(
@@ -79,6 +81,17 @@ class Arrivals:
                 hashlib.sha256(message.data).digest(),
             )
         )
+
+    def _misfit(self, subject: str, request: Request) -> str:
+        """Why this model cannot run it; empty if it can. A worker that were asked to would end the epoch."""
+        said, card = subjects.parse_request(subject), self._card
+        if said is None or said.request_id != request.id or not said.model == request.model == card.name:
+            return "the subject names another request or model"
+        if len(request.prompt_ids) >= card.context_len_max:
+            return f"prompt_ids: {len(request.prompt_ids)}; at most {card.context_len_max - 1}"
+        if max(request.prompt_ids) >= card.vocab_size:
+            return f"prompt_ids: {max(request.prompt_ids)}; below {card.vocab_size}, the vocabulary"
+        return ""
 
     async def _refuse_garbage(self, delivery: Delivery, why: str) -> None:
         """Whoever published it finds a failed record under the id of the subject; the message goes."""

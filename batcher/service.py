@@ -104,7 +104,7 @@ class Batcher:
         self._arrivals = Arrivals(
             self._bus,
             self.boot,
-            card.name,
+            card,
             self._account,
             self._records,
             self._ports.wall_ns,
