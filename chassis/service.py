@@ -160,7 +160,7 @@ def start(
     return 0
 
 
-_libc = ctypes.CDLL(None)  # loaded early: `die_with_parent` may run between fork and exec
+_libc = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:

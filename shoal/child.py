@@ -1,26 +1,36 @@
 """One process of a local deployment: started, watched, started again when it dies, ended.
 
 It leads a session of its own, so that Ctrl-C in a terminal reaches only the launcher, and it dies with the
-launcher: a service of ours asks the kernel for that itself (`LAUNCHER_PID` tells it to), for a stranger it is
-asked between fork and exec, which gRPC, where it is in use, dislikes. One that dies young is started again
-later and later.
+launcher: a service of ours asks the kernel for that itself (`LAUNCHER_PID` tells it to), for a stranger a few
+lines do that become it afterwards. Nothing of ours runs between fork and exec, where gRPC's threads, if there
+are any, could crash it. One that dies young is started again later and later.
 """
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from chassis.service import LAUNCHER_PID, die_with_parent
+from chassis.service import LAUNCHER_PID
 
 RESTART_DELAY_S = 0.1
 RESTART_DELAY_MAX_S = 5.0
 STABLE_AFTER_S = 10.0
 _KILLED_WITHIN_S = 5.0
 _LOG_BYTES_MAX = 64 << 20
+_BECOME = f"""
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)})  # PR_SET_PDEATHSIG
+if os.getppid() == int(os.environ[{LAUNCHER_PID!r}]):
+    os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 @dataclass(slots=True)
@@ -70,17 +80,24 @@ class Child:
     async def _once(self) -> None:
         with _open_log(self.log_path) as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self.argv,
+                *self._command(),
                 env={**self.env, LAUNCHER_PID: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent if self.stranger else None,
             )
         if self._ending.is_set():  # asked to end while it was being started
             self.signal(signal.SIGTERM)
         await self._process.wait()
+
+    def _command(self) -> list[str]:
+        """Raises OSError when there is no such program."""
+        if not self.stranger:
+            return self.argv
+        if shutil.which(self.argv[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.argv[0])
+        return [sys.executable, "-ISc", _BECOME, *self.argv]
 
     def signal(self, number: int) -> bool:
         """False when it does not run."""
