@@ -2,7 +2,8 @@
 
 On the wire: a 16-byte prefix (magic, kind, header length, payload length), then the header, then the
 payload. The dialling end greets with what it offers (slots, slot size) and its hello; the other end
-answers with its own offer. A frame spends one of the peer's slots; releasing it sends a credit back.
+answers with its own offer. A frame spends one of the peer's slots; releasing it gives a credit back. Credits
+go back together when they are for half of the slots: each write wakes the peer.
 Whatever does not fit this (wrong magic, a length above the limit, a frame without a slot) closes that
 one connection. Slots grow on demand up to their limit, so that links of small frames stay small.
 """
@@ -36,6 +37,9 @@ class _Kind(IntEnum):
     WELCOME = 2
     FRAME = 3
     CREDIT = 4
+
+
+_CREDIT = _PREFIX.pack(_MAGIC, _Kind.CREDIT, 0, 0, 0)
 
 
 class _BadBytes(Exception):
@@ -81,6 +85,8 @@ class SocketLink(asyncio.BufferedProtocol):
         self._drained = Waiters()
         self._slots = [bytearray() for _ in range(options.slots)]
         self._free_slots = list(range(options.slots))
+        self._owed = 0  # credits that the peer has not got yet
+        self._owed_max = max(1, options.slots // 2)
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._prefix = bytearray(_PREFIX.size)
         self._expect_prefix()
@@ -121,8 +127,11 @@ class SocketLink(asyncio.BufferedProtocol):
 
     def release_slot(self, slot: int) -> None:
         self._free_slots.append(slot)
-        if not self.closed:
-            self._write(_Kind.CREDIT)
+        self._owed += 1
+        if self._owed >= self._owed_max and not self.closed:
+            assert self._transport is not None
+            self._transport.write(_CREDIT * self._owed)
+            self._owed = 0
 
     def say_hello(self) -> None:
         self._write(_Kind.HELLO, _offer(self._options) + self._hello)
