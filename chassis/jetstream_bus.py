@@ -1,11 +1,14 @@
 """The bus over a JetStream broker, put together from its parts.
 
-What carries the messages is a `Wire`; opening, closing and counting are its owner's.
+What carries the messages is a `Wire`; opening, closing and counting are its owner's. A broker that comes back
+may have lost its store: what was ensured once is ensured again after every reconnect.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 from chassis import jetstream as js
+from chassis import log
 from chassis.bus import (
     Appended,
     Delivery,
@@ -17,12 +20,15 @@ from chassis.bus import (
     Stored,
     Subscription,
 )
+from chassis.errors import BusError, LayoutDrift
 from chassis.ids import AckToken
 from chassis.jetstream_client import CALL_TIMEOUT_S, JetStream, Wire
 from chassis.jetstream_objects import Objects
 from chassis.jetstream_pull import Pulls
 from chassis.jetstream_watch import Watches
 from chassis.subjects import LAYOUT, StreamLayout, consumers
+
+ENSURE_RETRY_S = 1.0
 
 
 class JetStreamBus:
@@ -34,12 +40,37 @@ class JetStreamBus:
         self._pulls = Pulls(wire)
         self._watches = Watches(wire, self._jetstream)
         self._objects = Objects(wire, self._jetstream)
+        self._streams: dict[str, StreamLayout] = {}  # what was ensured
+        self._models: dict[str, None] = {}  # whose consumers were
+        self._reconnected = asyncio.Event()
+
+    def on_connected(self) -> None:
+        self._watches.on_connected()
+        self._reconnected.set()
+
+    async def keep_layout(self) -> None:
+        """Belongs into a task of the bus."""
+        while True:
+            await self._reconnected.wait()
+            self._reconnected.clear()
+            try:
+                await self._jetstream.ensure_streams(tuple(self._streams.values()))
+                for model in tuple(self._models):
+                    await self._jetstream.ensure_consumers(consumers(model))
+            except LayoutDrift as error:
+                log.error("the broker's layout has changed", error=str(error))
+            except BusError as error:
+                log.warning("the broker's layout is not sure", error=str(error))
+                self._reconnected.set()
+                await asyncio.sleep(ENSURE_RETRY_S)
 
     async def ensure_streams(self, layout: Sequence[StreamLayout] = LAYOUT) -> None:
         await self._jetstream.ensure_streams(layout)
+        self._streams.update({stream.name: stream for stream in layout})
 
     async def ensure_consumers(self, model: str) -> None:
         await self._jetstream.ensure_consumers(consumers(model))
+        self._models[model] = None
 
     def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
         self._wire.send(subject, data, "", headers)

@@ -347,7 +347,7 @@ class NatsBus(JetStreamBus):
     def __init__(self, url: str, name: str, replicas: int) -> None:
         self._connection = _Connection(url, name)
         super().__init__(self._connection, replicas)
-        self._connection.on_connected = self._watches.on_connected
+        self._connection.on_connected = self.on_connected
         self._connection.on_lost = self._pulls.on_lost
         self._group = asyncio.TaskGroup()
         self._leave = AsyncExitStack()
@@ -361,6 +361,7 @@ class NatsBus(JetStreamBus):
             ("send", self._connection.send_outgoing()),
             ("dial", self._connection.keep_dialled()),
             ("watch", self._watches.run()),
+            ("layout", self.keep_layout()),
         ):
             self._tasks.append(self._group.create_task(work, name=f"bus {what}"))
 

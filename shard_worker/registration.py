@@ -24,6 +24,7 @@ class Registration:
         self._entry = entry
         self._changed = asyncio.Event()
         self._published = False
+        self._revision = 0  # of the entry written last
         self._writing = asyncio.Lock()  # what was withdrawn is not written again
         self._withdrawn = False
 
@@ -71,4 +72,8 @@ class Registration:
             subjects.model_key(facts.name), build_model(ModelEntry(facts.name, facts.digest, digest))
         )
         entry = self._entry()
-        await self._bus.put_entry(subjects.worker_key(entry.boot), build_worker(entry))
+        revision = await self._bus.put_entry(subjects.worker_key(entry.boot), build_worker(entry))
+        if revision <= self._revision:  # revisions only grow: this is another store, without the card
+            self._published = False
+            self._changed.set()
+        self._revision = revision

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -681,6 +682,31 @@ async def all_goes_on(server: NatsServer, a: NatsBus, b: NatsBus) -> None:
 
 
 test_all_goes_on_after_a_crash = with_server(all_goes_on)
+
+
+async def an_empty_store(server: NatsServer, a: NatsBus, b: NatsBus) -> None:
+    """Whatever the broker lost is lost, but what comes after it finds its streams and consumers again."""
+    await a.append(request("lost"), b"")
+    await a.append(result("lost"), b"")
+    server.kill()
+    await until(lambda: not a.connected and not b.connected)
+    shutil.rmtree(server.folder / "store")
+    await server.start()
+    waiting = asyncio.create_task(b.fetch(REQUESTS, CONSUMER, 10, 15.0))
+    await until(lambda: a.connected)
+    while True:
+        try:
+            await a.append(request("new"), b"")
+            break
+        except (BusTimeout, BusUnavailable):
+            await asyncio.sleep(0.02)
+    (new,) = await waiting
+    assert new.message.subject == request("new")
+    assert await a.last(RESULTS, result("lost")) is None
+    await a.put_entry("worker.a", b"1")
+
+
+test_a_broker_with_an_empty_store_is_laid_out_anew = with_server(an_empty_store)
 
 
 async def a_watch_tells_what_went(server: NatsServer, a: NatsBus, b: NatsBus) -> None:
