@@ -16,7 +16,7 @@ from kvstore.config import Config as KvConfig
 from kvstore.service import KvStore
 from shard_worker.compute import InlineCompute
 from shard_worker.config import Config as WorkerConfig
-from shard_worker.fake_model import FakeConfig, FakeExecutor
+from shard_worker.fake_model import FakeConfig
 from shard_worker.service import ShardWorker
 from tests.sim import checkers
 from tests.sim.answers import check_answers
@@ -24,10 +24,10 @@ from tests.sim.clients import NUM_LAYERS, POISON_ID, Outcome, SimClient, draw_pl
 from tests.sim.faults import run_faults
 from tests.sim.loop import SimLoop
 from tests.sim.loop import run as run_virtual
+from tests.sim.machines import Exact, Wobbly
 from tests.sim.options import Options, draw
 from tests.sim.pause import task_factory
 from tests.sim.spans import check_traces
-from tests.sim.wobbly import Wobbly
 from tests.sim.world import World
 
 CALM_S = 60.0  # everything ends within this time after the last fault
@@ -73,12 +73,12 @@ def build(world: World) -> None:
     for i in range(options.kvstores):
         world.add(f"kvstore{i}", lambda p: KvStore(KvConfig(rpc_address="kvstore:0", check_every_calls=5), p))
 
-    def executor(ports: Ports) -> FakeExecutor:
-        return Wobbly(fake, ports.new_seed()) if options.wobbly else FakeExecutor(fake, lambda s: None)
+    def machine(ports: Ports) -> Exact:
+        return Wobbly(fake, ports.new_seed()) if options.wobbly else Exact(fake)
 
     both = options.both and options.batchers > 1
     for i in range(options.stages + options.spares + both * options.second_stages):
-        world.add(f"worker{i}", lambda p: ShardWorker(worker, p, executor(p), InlineCompute(delay_s)))
+        world.add(f"worker{i}", lambda p: ShardWorker(worker, p, machine(p), InlineCompute(delay_s)))
     second = replace(batcher, num_stages=options.second_stages)
     for i, config in enumerate((batcher, second)[: options.batchers]):
         world.add(f"batcher{i}", partial(Batcher, config))
@@ -110,7 +110,8 @@ async def rest(world: World) -> None:
 
 async def live(options: Options, outcomes: list[Outcome]) -> World:
     loop = asyncio.get_running_loop()
-    loop.set_task_factory(task_factory)  # type: ignore[arg-type]
+    if "pause" in options.faults:
+        loop.set_task_factory(task_factory)  # type: ignore[arg-type]
     world = World(options)
     loop.set_exception_handler(lambda _, context: world.fail(str(context), context.get("exception")))
     build(world)
