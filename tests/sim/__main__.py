@@ -11,7 +11,8 @@ from multiprocessing import Pool
 from tests.sim.bugs import BUGS, injected
 from tests.sim.run import Report, run_seed
 
-SEED_TIME_MAX_S = 20  # of real time: a loop that goes round without time passing
+PROGRESS_SEEDS = 200
+SEED_TIME_MAX_S = 20  # of computing: a loop that goes round without time passing
 
 
 def _stuck(*_: object) -> None:
@@ -75,6 +76,9 @@ def _many(args: argparse.Namespace) -> int:
             sys.stdout.flush()
             if not args.keep_going:
                 break
+        if run % PROGRESS_SEEDS == 0:
+            out(f"{run} seeds, {failed} failed so far\n")
+            sys.stdout.flush()
     seconds = time.perf_counter() - start
     out(f"{run} seeds, {failed} failed, {seconds / max(run, 1) * args.jobs:.3f} s a seed\n")
     return 1 if failed else 0
