@@ -44,7 +44,7 @@ class Admission:
     def ask(self, now: float, places: int) -> MatchBlocks | None:
         """What kvstore is to match now for those that may soon be admitted. Not while running sequences
         lack blocks: what is let go for them must not be taken away again."""
-        if places <= 0 or not self._lease.can_match or self._lease.short:
+        if not len(self.waiting) or places <= 0 or not self._lease.can_match or self._lease.short:
             return None
         asked = []
         for sequence in self.waiting.first(min(places, self._ahead_len)):

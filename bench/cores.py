@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from batcher import events as ev
+from batcher.account import Account
 from batcher.block_hash import namespace
 from batcher.core import Core
 from batcher.formation import EpochWritten, Formation, FormationConfig, FormStage, StageFormed, WorkersSeen
@@ -21,6 +22,7 @@ from chassis.ids import AckToken, BlockId, BootId, Epoch, GatewayId, RequestId
 from chassis.messages.pipeline import parse_step
 from chassis.messages.registry import WorkerEntry
 from chassis.messages.request import Limits, Request, Sampling
+from chassis.trace import SpanRing
 from shard_worker.fake_model import EOS_ID, TOKEN_BYTES
 from shard_worker.inputs import SlotTables, TableLimits
 
@@ -52,6 +54,7 @@ class Pipe:
         )
         formation = Formation(BootId("me"), FormationConfig(num_stages=2))
         self.core = Core(Ownership(BootId("me")), scheduler, formation, 15.0)
+        self.account = Account(BootId("me"), SpanRing())
         self.outbox = Outbox(BootId("me"), _Drop())  # type: ignore[arg-type]
         self.now = 0.0
         self.headers: list[bytes] = []
@@ -60,6 +63,7 @@ class Pipe:
         workers = tuple((_worker(f"w{i}"), 1) for i in range(2))
         self._feed(WorkersSeen(self.now, workers))
         for i in range(sequences):
+            self.account.delivered(_request(i), 0, 0, 1)
             self._feed(ev.Delivered(self.now, _request(i), AckToken(f"t{i}"), 1, 0.0, b""))
 
     def _feed(self, *events: object) -> None:
@@ -92,16 +96,18 @@ class Pipe:
     def step(self) -> int:
         """Plan what can go, send it, hear it back; returns its rows."""
         self.now += 0.01
+        now_ns = round(self.now * 1e9)
         plans, effects = self.core.plans(self.now)
         for effect in effects:
             self._feed(*self._answer(effect))
         rows = 0
         for plan in plans:
             rows += len(plan.rows)
-            header = step_header(plan, self.core.scheduler.request, b"\x01" * 25)
+            header = step_header(plan, self.core.scheduler.request, self.account.sent(plan, now_ns))
             if len(self.headers) < 4096:
                 self.headers.append(header)
             sampled = tuple(97 for row in plan.rows if row.samples)
+            self.account.returned(plan.epoch, plan.number, (), now_ns)
             self._feed(ev.StepReturned(self.now, plan.epoch, plan.number, sampled))
         self.outbox.flush(self.now, (GATEWAY,))
         return rows
