@@ -32,13 +32,13 @@ class Serving:
         request = stream.request
         assert request is not None
         stream.state, stream.call, stream.give_up_at = State.OPEN, 0, None
-        stream.check_at = self._table.now + self._table.limits.quiet_check_s
         if request.timeout_ms and stream.deadline_at is None:
             stream.deadline_at = self._table.now + request.timeout_ms / 1000 + DEADLINE_GRACE_S
         self._table.accept(stream, request.model, request.limits.stop)
         if boot is not None and not stream.below(attempt, boot):
             self._raise(stream, attempt, boot)
         self._table.own(stream, stream.min_boot)
+        stream.check_at = self._table.now + self.check_interval(stream)
         if stream.owner is not None:
             self._ask(stream, Probe.NAMED)
         self._table.arm(stream)
@@ -181,7 +181,10 @@ class Serving:
                 self._check_in(stream, self.check_interval(stream))
 
     def check_interval(self, stream: Stream) -> float:
-        return self._table.limits.cancel_check_s if stream.cancelling else self._table.limits.quiet_check_s
+        limits = self._table.limits
+        if stream.cancelling:
+            return limits.cancel_check_s
+        return limits.join_check_s if stream.uninvited and stream.owner is None else limits.quiet_check_s
 
     def _check_in(self, stream: Stream, delay_s: float) -> None:
         """The search for the owner ends here; the next one starts no later than this."""

@@ -174,6 +174,11 @@ class Stream:
     def keyed(self) -> bool:
         return self.request is not None and self.request.keyed
 
+    @property
+    def uninvited(self) -> bool:
+        """The message may name another gateway: then no owner sends us anything before we attach."""
+        return self.joined or (self.keyed and not self.stored)
+
     def below(self, attempt: Attempt, boot: BootId) -> bool:
         """Whether a part of this attempt is of an owner that was superseded."""
         if attempt == self.min_attempt:

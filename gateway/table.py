@@ -21,6 +21,7 @@ RETRY_MS = 1000
 class StreamLimits:
     len_max: int = 4096
     quiet_check_s: float = 10.0  # an open stream without a part asks this often, whatever its owner does
+    join_check_s: float = 1.0  # while an owner to be does not know that we wait for it
     cancel_check_s: float = 1.0
     read_retry_s: float = 0.25
     attach_timeout_s: float = 10.0

@@ -641,6 +641,28 @@ def test_queued_request_reads_every_ten_seconds() -> None:
     assert [type(e) for e in desk.wait(0.6)] == [ReadRecord]
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_who_joined_a_queued_request_finds_its_owner_soon(keyed: bool) -> None:
+    """The owner sends to the gateway that the message names, which may be another one."""
+    desk = Desk()
+    if keyed:
+        desk.published(desk.submit(KEYED), Publish.TAKEN)
+    else:
+        desk.resume()
+    desk.read(None)
+    desk.message(KEYED if keyed else PLAIN)
+    for _ in range(3):
+        assert [type(e) for e in desk.wait(1.0)] == [ReadRecord]
+        desk.read(None)
+    desk.wait(1.0)
+    assert [type(e) for e in desk.read(claim(1, A))] == [AskOwner]
+    assert desk.answer(AttachKind.ATTACHED) == []
+    for _ in range(40):
+        desk.wait(0.2)
+        assert desk.out == [], "from here on it hears from its owner"
+        desk.chunk(A)
+
+
 def test_stream_that_its_living_owner_forgot_is_found_again() -> None:
     desk = Desk().opened()
     desk.chunk(A, part(1, (5,)))
