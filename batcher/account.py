@@ -2,8 +2,10 @@
 
 Marks are taken as events and effects pass through the shell; spans are recorded when a request leaves or
 a step returns. Decode is recorded in segments of `SEGMENT_TOKENS`, each linked to the steps that made it.
+The id of a request's span follows from the batcher's boot: who takes over can write its dead owner's.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -48,6 +50,7 @@ class _Open:
     segment_end_ns: int = 0
     segment_tokens: int = 0
     terminal: Terminal | None = None
+    before: tuple[BootId, int] | None = None  # who owned it, in which attempt
     calls: dict[str, int] = field(default_factory=dict)  # what is under way: name -> since
 
 
@@ -74,7 +77,7 @@ class Account:
         trace_id = parent.trace_id if parent else step_context(request.id, 0, 0).trace_id
         self._open[request.id] = _Open(
             request,
-            TraceContext(trace_id, self._tracer.new_span_id()),
+            TraceContext(trace_id, span_id_of(request.id, self._boot)),
             parent.span_id if parent else None,
             min(stored_ns, now_ns),
             now_ns,
@@ -98,10 +101,17 @@ class Account:
         if o is not None and since is not None:
             self._child(o, f"batcher.{what}", since, now_ns, attributes)
 
+    def followed(self, request_id: RequestId, boot: BootId, attempt: int) -> None:
+        """The log names another owner, which `claimed` and `terminal` take for dead."""
+        o = self._open.get(request_id)
+        if o is not None and boot and boot != self._boot:
+            o.before = (boot, attempt)
+
     def claimed(self, request_id: RequestId, attempt: int) -> None:
         o = self._open.get(request_id)
         if o is not None:
             o.attempt = attempt
+            self._bury(o)
 
     def interrupted(self, request_ids: Sequence[RequestId], epoch: int, cause: str, now_ns: int) -> None:
         """What a lost pipeline had outstanding: written here, by who knows."""
@@ -119,6 +129,7 @@ class Account:
         o = self._open.get(request_id)
         if o is not None:
             o.terminal = record
+            self._bury(o)
 
     def closed(self, request_id: RequestId, why: str, now_ns: int) -> None:
         """The request left: record its tree, and say that it is worth keeping."""
@@ -135,6 +146,31 @@ class Account:
             self._tracer.record(span)
         self._tracer.record(self._summary(o, why, now_ns))
         self._tracer.keep([request_id, *(step_key(s.epoch, s.number) for s in o.steps)])
+
+    def _bury(self, o: _Open) -> None:
+        """Writes the span that a dead owner cannot: what others recorded on its behalf hangs below it."""
+        if o.before is None:
+            return
+        (boot, attempt), o.before = o.before, None
+        context = TraceContext(o.context.trace_id, span_id_of(o.request.id, boot))
+        attributes: dict[str, Value] = {
+            "shoal.request_id": o.request.id,
+            "shoal.boot": boot,
+            "shoal.attempt": attempt,
+            "shoal.outcome": "died",
+        }
+        o.spans.append(
+            Span(
+                o.request.id,
+                "batcher.request",
+                context,
+                o.parent,
+                o.stored_ns,
+                o.delivered_ns,
+                attributes,
+                error="batcher died",
+            )
+        )
 
     def _summary(self, o: _Open, why: str, now_ns: int) -> Span:
         attributes: dict[str, Value] = {
@@ -268,3 +304,8 @@ class Account:
 
 def _encode(steps: Sequence[_Step]) -> str:
     return encode_steps([(step.epoch, step.number) for step in steps])
+
+
+def span_id_of(request_id: RequestId, boot: BootId) -> bytes:
+    """Of the batcher.request span of one batcher."""
+    return hashlib.blake2b(f"{boot}:{request_id}".encode(), digest_size=8, person=b"shoal.owner").digest()

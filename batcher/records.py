@@ -14,6 +14,7 @@ from chassis.errors import BusError, NoResponders, WrongSequence
 from chassis.ids import Attempt, BootId, RequestId
 from chassis.messages import BadMessage
 from chassis.messages.request import (
+    Cancel,
     Claim,
     OwnerQuestion,
     Reason,
@@ -84,6 +85,8 @@ class Records:
             log.warning("a record can't be read", request_id=effect.request_id, error=str(error))
             self._tell(ev.ReadDone(loop.time(), effect.request_id, effect.call, None, 0, failed=True))
             return
+        if isinstance(record, Claim | Cancel):
+            self._account.followed(effect.request_id, record.boot, record.attempt)
         seq = stored.seq if stored is not None else 0
         self._tell(ev.ReadDone(loop.time(), effect.request_id, effect.call, record, seq))
 

@@ -8,7 +8,7 @@ Rows marked `inner` split the row above them and do not count again.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from chassis.messages.request import Terminal
+from chassis.messages.request import Terminal, Timings
 from chassis.trace import ATTEMPT, STEPS, Span, decode_steps, step_key
 
 ROOTS = ("gateway.generate", "gateway.resume")
@@ -105,18 +105,15 @@ def ledger(
     rows.extend(_inside(spans, steps, "batcher.decode", timings.decode_us))
     if timings.interrupted_us:
         rows.append(Row("interrupted", timings.interrupted_us, "deaths, takeovers, preemption"))
-    rows.extend(_ending(root, spans, stored_ns, timings_us(terminal), terminal_ns))
+    rows.extend(_ending(root, spans, stored_ns, timings, terminal_ns))
     start_ns = root.start_ns if root is not None else stored_ns
     end_ns = root.end_ns if root is not None else terminal_ns
     first_us, first_rows = _first(root, spans, before, prefill_rows)
     return Ledger(_between(start_ns, end_ns), tuple(rows), first_us, first_rows)
 
 
-def timings_us(terminal: Terminal | None) -> int:
+def counted_us(t: Timings) -> int:
     """From the broker's stamp of the request to its terminal record, as the owner counted it."""
-    if terminal is None:
-        return 0
-    t = terminal.timings
     return t.queued_us + t.waiting_us + t.prefill_us + t.decode_us + t.interrupted_us
 
 
@@ -128,14 +125,15 @@ def _summary(spans: Iterable[Span]) -> Span | None:
 
 
 def _ending(
-    root: Span | None, spans: Sequence[Span], stored_ns: int, counted_us: int, terminal_ns: int
+    root: Span | None, spans: Sequence[Span], stored_ns: int, timings: Timings, terminal_ns: int
 ) -> list[Row]:
-    """From the last token on."""
-    counted_ns = stored_ns + counted_us * 1000
+    """From the last token on, less what the owner, kept waiting by the bus, counted as interruption."""
+    counted_ns = stored_ns + counted_us(timings) * 1000
     finish = newest(spans, "batcher.finish")
     if finish is not None:
         last_ns = max((s.end_ns for s in spans if s.name in _SEGMENTS), default=counted_ns)
-        record_us, recorded_ns = _between(last_ns, finish.end_ns), finish.end_ns
+        waited_us = min(timings.interrupted_us, _between(last_ns, counted_ns))
+        record_us, recorded_ns = _between(last_ns + waited_us * 1000, finish.end_ns), finish.end_ns
     else:
         recorded_ns = max(terminal_ns, counted_ns)
         record_us = _between(counted_ns, recorded_ns)

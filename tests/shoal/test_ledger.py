@@ -153,6 +153,17 @@ def test_an_interruption_is_a_row_and_hides_the_first_token() -> None:
     assert book.first_us is None
 
 
+def test_a_record_that_had_to_wait_for_the_bus_counts_once() -> None:
+    """The owner counts the wait as interruption; the record's row begins where its count ends."""
+    broken = terminal(
+        queued_us=2000, waiting_us=1000, prefill_us=20_000, decode_us=40_000, interrupted_us=10_000
+    )
+    late = [span("gateway.generate", 0, 80), span("batcher.finish", 77, 79)]
+    book = made([*(s for s in SPANS if s.name != "gateway.generate"), *late], end=broken)
+    assert (rows(book)["interrupted"], rows(book)["record"]) == (10_000, 2000)
+    assert book.unaccounted_us == 0
+
+
 def test_the_owner_that_ended_it_counts() -> None:
     """A dead owner's summary may have been written by its successor, later or earlier."""
     other = span("batcher.request", 30, 90)
