@@ -24,6 +24,7 @@ from chassis.messages.registry import (
 )
 
 CARD_RETRY_S = 0.2
+EPOCH_MAX = 1 << 62
 
 
 async def await_card(bus: Bus, wanted: str) -> ModelCard:
@@ -118,7 +119,7 @@ class Members:
         epoch: Epoch | None = None
         try:
             epoch = await self._next_epoch(effect.above)
-        except (BusError, BadMessage) as error:
+        except BusError as error:
             log.warning("no epoch", error=str(error))
         self._tell(EpochWritten(asyncio.get_running_loop().time(), effect.call, epoch))
 
@@ -134,10 +135,21 @@ class Members:
             value = build_epoch(EpochEntry(above, self._boot))
             known, revision = above, await self._bus.put_entry(key, value, entry.revision if entry else 0)
         else:
-            known, revision = parse_epoch(entry.value).epoch, entry.revision
+            known, revision = self._known_epoch(entry.value) or above, entry.revision
         epoch = Epoch(max(above, known, revision) + 1)
         await self._bus.put_entry(key, build_epoch(EpochEntry(epoch, self._boot)), revision)
         return epoch
+
+    def _known_epoch(self, value: bytes) -> Epoch | None:
+        """None for nonsense, which then counts no more than an expired key."""
+        try:
+            epoch = parse_epoch(value).epoch
+        except BadMessage:
+            epoch = Epoch(EPOCH_MAX)
+        if epoch < EPOCH_MAX:
+            return epoch
+        self._count("garbage entry")
+        return None
 
     # ---- its own entry
 
