@@ -57,6 +57,11 @@ class Models:
         """Some model can be asked for."""
         return any(name in self._loaded for name in self._served)
 
+    @property
+    def context_len_max(self) -> int:
+        """Of all whose cards are here."""
+        return max((model.card.context_len_max for model in self._loaded.values()), default=0)
+
     def known(self, name: str) -> Model | None:
         """A model whose card is here, served or not; the empty name is the only one."""
         if not name and len(self._loaded) == 1:

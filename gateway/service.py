@@ -55,7 +55,6 @@ __all__ = [
 
 RETRY_S = 0.5
 ERRANDS_WAIT_S = 3.0  # for cancels under way, when stopping
-OUTPUT_IDS_MAX = 1 << 20
 
 
 class Gateway:
@@ -200,10 +199,11 @@ class Gateway:
         self._check_door()
         start_ns, start_s = self._ports.wall_ns(), asyncio.get_running_loop().time()
         checked = check_request_id(request_id)
-        if len(output_ids) > OUTPUT_IDS_MAX:
-            raise invalid(f"output_ids: {len(output_ids)}; at most {OUTPUT_IDS_MAX}")
         if not self._models.ready:
             raise Status(Code.UNAVAILABLE, "model: none is served yet", RETRY_MS)
+        longest = self._models.context_len_max - 1  # each id costs the one task a microsecond or two
+        if len(output_ids) > longest:
+            raise invalid(f"output_ids: {len(output_ids)}; at most {longest}, the longest context less one")
         trace = self._trace(RESUME, checked, caller, start_ns, start_s)
         async with self._client(checked, trace) as client, aclosing(client.events()) as events:
             now = asyncio.get_running_loop().time()

@@ -475,6 +475,18 @@ def test_a_stop_token_shows_its_id_and_not_its_text() -> None:
     run(main())
 
 
+def test_resume_with_more_ids_than_any_context_is_refused_at_the_door() -> None:
+    """A million of them would keep all other streams waiting for two seconds."""
+
+    async def main() -> None:
+        async with Rig().standing() as (gateway, _):
+            with pytest.raises(Status, match="output_ids: 1048576; at most 4095") as refused:
+                await anext(gateway.resume("r1", (1,) * (1 << 20), "t"))
+            assert refused.value.code is Code.INVALID_ARGUMENT
+
+    run(main())
+
+
 def test_resume_joins_the_trace_of_its_request() -> None:
     async def main() -> None:
         rig = Rig()
