@@ -281,7 +281,9 @@ class Formation:
         free = [
             w
             for boot, (w, _) in sorted(self._workers.items())
-            if boot not in self._shunned and (w.free or boot in self._ours)
+            if boot not in self._shunned
+            and (w.free or boot in self._ours)
+            and w.num_layers >= self._config.num_stages
         ]
         if len(free) < self._config.num_stages:
             return None

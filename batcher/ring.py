@@ -122,7 +122,7 @@ class Ring:
                         self._start_sender(link)
                 asked = stage
             reply = await self._form(want)
-        except (LinkClosed, RpcError, BadMessage) as error:
+        except (LinkClosed, RpcError, BadMessage, ValueError) as error:  # ValueError: its address is none
             boot = asked.worker.boot
             log.warning("stage not formed", worker=boot, epoch=want.epoch, error=str(error))
             return StageFormed(loop.time(), want.call, None, cause=str(error), blamed=boot)

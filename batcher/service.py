@@ -27,6 +27,7 @@ from batcher.ring import Ring, RingConfig, step_header
 from batcher.scheduler import Scheduler, SchedulerConfig
 from batcher.stops import Stops
 from chassis import log, subjects
+from chassis.config import ConfigError
 from chassis.ids import BootId, GatewayId, RequestId
 from chassis.inbox import Inbox
 from chassis.insist import insist
@@ -100,6 +101,10 @@ class Batcher:
                 await insist(lambda: self._bus.ensure_consumers(card.name))
         except TimeoutError:
             return  # drained before there was anything to serve
+        if card.num_layers < self._config.num_stages:
+            raise ConfigError(
+                f"num_stages: {self._config.num_stages}; model {card.name} has {card.num_layers} layers"
+            )
         self._card = card
         self._arrivals = Arrivals(
             self._bus,

@@ -9,6 +9,8 @@ from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage, parse
 from chassis.wire import pipeline_pb2 as pb
 
+EPOCH_MAX = 1 << 63
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerEntry:
@@ -92,7 +94,7 @@ def parse_worker(data: bytes) -> WorkerEntry:
         model_digest=m.model_digest,
         rpc_address=m.rpc_address,
         transport_address=m.transport_address,
-        last_epoch=Epoch(m.last_epoch),
+        last_epoch=_epoch(m.last_epoch),
         free=m.free,
         num_layers=m.num_layers,
         preferred_stage=None if m.preferred_stage == -1 else m.preferred_stage,
@@ -163,7 +165,14 @@ def build_epoch(entry: EpochEntry) -> bytes:
 
 def parse_epoch(data: bytes) -> EpochEntry:
     m = parse(pb.EpochEntry, data)
-    return EpochEntry(epoch=Epoch(m.epoch), batcher_boot=_boot(m.batcher_boot))
+    return EpochEntry(epoch=_epoch(m.epoch), batcher_boot=_boot(m.batcher_boot))
+
+
+def _epoch(epoch: int) -> Epoch:
+    """One that has another above it: the next must fit on the wire."""
+    if epoch > EPOCH_MAX:
+        raise BadMessage(f"epoch {epoch}")
+    return Epoch(epoch)
 
 
 def _boot(boot: str) -> BootId:

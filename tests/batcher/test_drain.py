@@ -37,3 +37,13 @@ def test_a_batcher_that_starts_without_its_broker_waits_for_it() -> None:
             assert world.nodes["batcher"].service._core.standing
 
     run(main())
+
+
+def test_more_stages_than_layers_is_said_at_once() -> None:
+    async def main() -> None:
+        async with deployment(num_stages=40) as world:
+            await asyncio.sleep(1)
+            assert "num_stages: 40; model fake has 8 layers" in world.failures[0], world.failures
+            world.failures.clear()
+
+    run(main())

@@ -163,3 +163,12 @@ def test_who_could_not_be_reached_is_left_alone_not_who_was_to_be_asked() -> Non
     assert isinstance(write, WriteEpoch)
     [again] = f.handle(EpochWritten(1.0, write.call, Epoch(6)))
     assert isinstance(again, FormStage) and [s.worker.boot for s in again.stages] == ["a", "c"]
+
+
+def test_an_entry_with_fewer_layers_than_stages_is_nobody() -> None:
+    """Anybody may write into the registry."""
+    f = formation(3)
+    odd = worker("a", num_layers=0)
+    assert f.handle(WorkersSeen(0.0, tuple((w, 1) for w in (odd, worker("b"), worker("c"))))) == []
+    stood = form(f, 1.0, [odd, worker("b"), worker("c"), worker("d")])
+    assert sorted(s.worker.boot for s in stood.stages) == ["b", "c", "d"]

@@ -90,3 +90,16 @@ def test_a_link_that_is_dialled_when_its_epoch_is_over_is_closed() -> None:
         assert not lost, "who closed it knows"
 
     run(main())
+
+
+def test_a_worker_whose_address_is_none_is_blamed_and_nothing_breaks() -> None:
+    async def main() -> None:
+        async with deployment(num_stages=2) as world:
+            await asyncio.sleep(1)
+            service = world.nodes["batcher"].service
+            odd = WorkerEntry(BootId("odd"), "fake", "", "rpc", "no address", Epoch(0), True, 4)
+            want = FormStage(1, Epoch(1 << 40), 0, (Stage(odd, 0, 4),))
+            formed = await service._ring.form(want)
+            assert formed.kv_stamp is None and formed.blamed == "odd"
+
+    run(main())

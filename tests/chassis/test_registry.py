@@ -62,6 +62,7 @@ def test_what_is_none_is_refused(parse: Callable[[bytes], Any]) -> None:
         {"loaded_end": 31},
         {"preferred_stage": -2},
         {"head_cost_layers": -1.0},
+        {"last_epoch": (1 << 64) - 1},  # nothing is above it
         {"head_cost_layers": float("nan")},
         {"head_cost_layers": float("inf")},
     ],
