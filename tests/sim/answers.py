@@ -6,7 +6,8 @@ from tests.sim.checkers import read_logs
 from tests.sim.clients import GONE, POISON_ID, Outcome, expected, is_poisoned, read_out
 from tests.sim.world import World
 
-ATTACH_S = 3.0  # within which a gateway and an owner find each other
+ATTACH_S = 0.3  # within which a gateway and an owner find each other
+LOSSY_ATTACH_S = 3.0
 COUNT_MIN_S = 10.0  # of a request whose client did not say that it left
 DEATHS = 3  # of workers and batchers, that fail a request
 
@@ -81,10 +82,15 @@ class _Answer:
         call, last = self.outcome.plan.call, self.log[-1][1] if self.log else None
         if not self.world.options.wobbly:
             return expected(call)
-        if not isinstance(last, Terminal) or self.outcome.reason == "ABORTED":
+        if not isinstance(last, Terminal) or self._followed_nothing():
             return read_out(call, self.outcome.ids)
         whole = last.reason in (Reason.STOP, Reason.LENGTH)
         return read_out(call, last.output_ids if whole else self.outcome.ids)
+
+    def _followed_nothing(self) -> bool:
+        """What it holds bound nobody: told that it diverged, or gone, with machines that differ."""
+        gone = self.outcome.reason == GONE and self.world.options.wobbly
+        return gone or self.outcome.reason == "ABORTED"
 
     def _may_diverge(self) -> bool:
         """Other numerics, and a takeover question that had no answer."""
@@ -101,7 +107,7 @@ class _Answer:
                 self.demand(list(last.output_ids) == outcome.ids, "the record holds other ids")
         else:
             held = tuple(outcome.ids[: len(last.output_ids)])
-            if outcome.reason == "ABORTED":
+            if self._followed_nothing():
                 return
             self.demand(held == last.output_ids[: len(held)], "the record contradicts what was told")
 
@@ -122,14 +128,16 @@ class _Answer:
 
     def _last_heard(self, ended_at: float) -> float:
         """The last moment before the end at which a client was served by a gateway, all being well."""
-        last = 0.0
+        last, options = 0.0, self.world.options
+        lossy = options.core_loss or options.call_loss or options.answer_loss or options.stale_read
+        attach_s = LOSSY_ATTACH_S if lossy else ATTACH_S
         for outcome in self.group:
             for since, until in outcome.heard:
                 at = min(until, ended_at)
                 for began, ended in reversed(self.world.troubles):
-                    if began <= at <= ended + ATTACH_S:
+                    if began <= at <= ended + LOSSY_ATTACH_S:
                         at = began
-                if at >= since + ATTACH_S or until < ended_at:
+                if at >= since + attach_s or until < ended_at:
                     last = max(last, at)
         return last
 

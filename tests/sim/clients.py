@@ -115,7 +115,7 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
         ignore_eos=rng.random() < 0.3,
         priority=rng.choice((0, 5, 5, 9)),
         timeout_ms=rng.choice((200, 2000)) if rng.random() < options.deadline else 0,
-        resume_window_s=rng.choice((0, 2, 20, 20)) if leaves else rng.choice((0, 0, 20)),
+        resume_window_s=rng.choice((0, 2, 2, 20)) if leaves else rng.choice((0, 0, 20)),
         client_key=f"key{i}" if rng.random() < options.keyed else "",
     )
     return Plan(
@@ -124,7 +124,7 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
         call=call,
         cancel_after=rng.randrange(output_len) if rng.random() < options.cancel else None,
         leave_after=rng.randrange(output_len) if leaves else None,
-        away_s=rng.choice((0.0, 0.5, 5.0, 15.0, None)),
+        away_s=rng.choice((0.0, 0.5, 1.5, 15.0, None)),
     )
 
 

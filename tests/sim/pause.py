@@ -66,6 +66,8 @@ def task_factory(
 ) -> "asyncio.Task[Any]":
     context = options.get("context")
     sleeper = CURRENT.get() if context is None else context.get(CURRENT)
-    if sleeper is not None:
-        coroutine = _gated(coroutine, sleeper)
-    return asyncio.Task(coroutine, loop=loop, **options)
+    if sleeper is None:
+        return asyncio.Task(coroutine, loop=loop, **options)
+    task: asyncio.Task[Any] = asyncio.Task(_gated(coroutine, sleeper), loop=loop, **options)
+    task.add_done_callback(lambda _: coroutine.close())  # it may have ended before its first turn
+    return task

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+import traceback
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -93,7 +94,10 @@ async def watch(world: World) -> None:
         try:
             checkers.check_cores(world)
         except AssertionError as error:
-            world.fail(f"invariant: {error}", error)
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            world.fail(
+                f"invariant: {error} at {at.filename.rpartition('/')[2]}:{at.lineno}: {at.line}", error
+            )
             return
 
 
