@@ -104,7 +104,7 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
     if "poison" in options.faults and i == 0:
         prompt = (*prompt, POISON_ID)
     leaves = rng.random() < options.leave
-    output_len = rng.randint(1, options.output_len_max)
+    output_len = options.output_len_max if leaves else rng.randint(1, options.output_len_max)
     call = GenerateCall(
         tenant="t",
         token_ids=prompt,
@@ -115,7 +115,7 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
         ignore_eos=rng.random() < 0.3,
         priority=rng.choice((0, 5, 5, 9)),
         timeout_ms=rng.choice((200, 2000)) if rng.random() < options.deadline else 0,
-        resume_window_s=rng.choice((0, 2, 2, 20)) if leaves else rng.choice((0, 0, 20)),
+        resume_window_s=rng.choice((0, 1, 1, 20)) if leaves else rng.choice((0, 0, 20)),
         client_key=f"key{i}" if rng.random() < options.keyed else "",
     )
     return Plan(
@@ -123,8 +123,8 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
         start_s=rng.choice((0.0, rng.uniform(0, options.fault_time_s))),
         call=call,
         cancel_after=rng.randrange(output_len) if rng.random() < options.cancel else None,
-        leave_after=rng.randrange(output_len) if leaves else None,
-        away_s=rng.choice((0.0, 0.5, 1.5, 15.0, None)),
+        leave_after=rng.randrange(min(output_len, 6)) if leaves else None,
+        away_s=rng.choice((0.0, 0.3, 0.6, 15.0, None)),
     )
 
 
