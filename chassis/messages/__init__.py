@@ -3,11 +3,13 @@
 One file per proto. Parsers raise `BadMessage` on anything that is not a well-formed message.
 """
 
+import re
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 M = TypeVar("M", bound=Message)
+_ID = re.compile(r"[A-Za-z0-9_=-]{1,200}")
 
 
 class BadMessage(Exception):
@@ -26,3 +28,8 @@ def check(ok: bool, what: str) -> None:
     """Raises BadMessage with `what` when it does not hold."""
     if not ok:
         raise BadMessage(what)
+
+
+def check_id(value: str, what: str) -> None:
+    """Raises BadMessage unless subjects and keys can be made of it: whoever sent it may be answered."""
+    check(_ID.fullmatch(value) is not None, f"{what}: not an id: {value[:40]!r}")

@@ -4,6 +4,7 @@ The value types are what cores work with; `build_*` and `parse_*` are the only c
 """
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
-from chassis.messages import BadMessage, check, parse
+from chassis.messages import BadMessage, check, check_id, parse
 from chassis.wire import request_pb2 as pb
 
 IDS_MAX = 1 << 20
+_ACK_TOKEN = re.compile(r"[\x21-\x7e]{1,1000}")  # where an answer is published
 
 
 class Reason(Enum):
@@ -264,6 +266,7 @@ def parse_request(data: bytes) -> Request:
     """Checks what the cores rely on; ranges that users see are the gateway's to check."""
     m = parse(pb.Request, data)
     check(0 < len(m.id) <= 64 and m.id.isalnum(), "request id: 1 to 64 letters and digits")
+    check_id(m.gateway, "gateway")
     check(bool(m.model), "model: missing")
     check(0 < len(m.prompt_ids) <= IDS_MAX, f"prompt_ids: 1 to {IDS_MAX}")
     check(m.limits.max_tokens > 0, "max_tokens: at least 1")
@@ -385,9 +388,12 @@ def parse_record(data: bytes) -> Record:
     match m.WhichOneof("kind"):
         case "claim":
             c = m.claim
-            check(c.attempt > 0 and bool(c.boot), "claim: attempt and boot")
+            check(c.attempt > 0, "claim: attempt")
+            check_id(c.boot, "claim: boot")
             return Claim(Attempt(c.attempt), BootId(c.boot), c.body_digest, c.worker_deaths, c.batcher_deaths)
         case "cancel":
+            if m.cancel.boot:
+                check_id(m.cancel.boot, "cancel: boot")
             return Cancel(Attempt(m.cancel.attempt), BootId(m.cancel.boot), m.cancel.reason)
         case "terminal":
             t = m.terminal
@@ -457,7 +463,8 @@ def _parse_parts(m: pb.Parts) -> Iterator[Part]:
 
 def parse_chunk(data: bytes) -> Chunk:
     m = parse(pb.Chunk, data)
-    check(bool(m.boot) and m.number > 0, "chunk: boot and number")
+    check_id(m.boot, "chunk: boot")
+    check(m.number > 0, "chunk: number")
     return Chunk(
         boot=BootId(m.boot),
         number=m.number,
@@ -485,7 +492,8 @@ def build_takeover_question(q: TakeoverQuestion) -> bytes:
 
 def parse_takeover_question(data: bytes) -> TakeoverQuestion:
     m = parse(pb.TakeoverQuestion, data)
-    check(bool(m.request_id) and m.attempt > 0 and bool(m.boot), "takeover question: incomplete")
+    check(bool(m.request_id) and m.attempt > 0, "takeover question: incomplete")
+    check_id(m.boot, "takeover question: boot")
     return TakeoverQuestion(RequestId(m.request_id), Attempt(m.attempt), BootId(m.boot))
 
 
@@ -532,17 +540,20 @@ def parse_to_batcher(data: bytes) -> ToBatcher:
     match m.WhichOneof("kind"):
         case "owner":
             o = m.owner
+            check(_ACK_TOKEN.fullmatch(o.ack_token) is not None, "owner question: ack token")
             return OwnerQuestion(RequestId(o.request_id), Attempt(o.attempt), o.ack_token, o.cancelled)
         case "takeover":
             return _parse_takeover_answer(m.takeover)
         case "attach":
             a = m.attach
+            check_id(a.gateway, "attach: gateway")
             return Attach(
                 RequestId(a.request_id), Attempt(a.attempt), GatewayId(a.gateway), tuple(a.held.ids)
             )
         case "cancel":
             return CancelAsk(RequestId(m.cancel.request_id), m.cancel.reason)
         case "detached":
+            check_id(m.detached.gateway, "detached: gateway")
             return Detached(RequestId(m.detached.request_id), GatewayId(m.detached.gateway))
         case "refused":
             return _parse_refused(m.refused)
@@ -551,6 +562,7 @@ def parse_to_batcher(data: bytes) -> ToBatcher:
 
 
 def _parse_takeover_answer(t: pb.TakeoverAnswer) -> TakeoverAnswer:
+    check_id(t.gateway, "takeover answer: gateway")
     which = t.WhichOneof("answer")
     check(which is not None, "takeover answer: neither yes nor no")
     yes = which == "yes"
@@ -564,6 +576,7 @@ def _parse_takeover_answer(t: pb.TakeoverAnswer) -> TakeoverAnswer:
 
 
 def _parse_refused(r: pb.Refused) -> Refused:
+    check_id(r.gateway, "refused: gateway")
     which = r.WhichOneof("why")
     return Refused(
         RequestId(r.request_id),
