@@ -4,7 +4,7 @@ Gateways that attach anew may be owed whole outputs in one turn: what would be t
 bus goes out as several chunks.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from batcher.events import SendParts
 from chassis import log, subjects
@@ -15,7 +15,7 @@ from chassis.messages.request import Chunk, Finish, Part, build_chunk
 
 BEAT_S = 0.2
 GATEWAYS_MAX = 4096  # numbers are remembered of so many
-CHUNK_IDS_MAX = 1 << 17  # output ids; three bytes each in any known vocabulary, five at most
+CHUNK_BYTES_MAX = 1 << 19  # of a chunk with several parts; the broker takes twice as much
 
 
 class Outbox:
@@ -37,10 +37,7 @@ class Outbox:
             if gateway not in self._open and now >= self._beat_at(gateway):
                 self._open[gateway] = ([], [])
         for gateway, (parts, finishes) in self._open.items():
-            *early, last = _portions(parts)
-            for portion in early:
-                self._send(gateway, portion, ())
-            self._send(gateway, last, finishes)
+            self._send(gateway, parts, finishes)
             self._sent_at[gateway] = now
         self._open.clear()
         while len(self._numbers) > GATEWAYS_MAX:
@@ -48,11 +45,17 @@ class Outbox:
             del self._numbers[oldest], self._sent_at[oldest]
 
     def _send(self, gateway: GatewayId, parts: Sequence[Part], finishes: Sequence[Finish]) -> None:
-        number = self._numbers.pop(gateway, 0) + 1
+        number = self._numbers.get(gateway, 0) + 1
+        data = build_chunk(Chunk(self._boot, number, tuple(parts), tuple(finishes)))
+        if len(data) > CHUNK_BYTES_MAX and len(parts) > 1:
+            half = len(parts) // 2
+            self._send(gateway, parts[:half], ())
+            self._send(gateway, parts[half:], finishes)
+            return
+        self._numbers.pop(gateway, None)
         self._numbers[gateway] = number  # the most recently used stands last
-        chunk = Chunk(self._boot, number, tuple(parts), tuple(finishes))
         try:
-            self._bus.publish(subjects.chunks(gateway), build_chunk(chunk))
+            self._bus.publish(subjects.chunks(gateway), data)
         except BusError as error:  # as if it were lost on its way: the terminal record tells the gateway
             log.error("chunk not sent", gateway=gateway, error=str(error))
 
@@ -61,19 +64,3 @@ class Outbox:
 
     def _beat_at(self, gateway: GatewayId) -> float:
         return self._sent_at.get(gateway, -BEAT_S) + BEAT_S
-
-
-def _portions(parts: list[Part]) -> Iterator[list[Part]]:
-    """At least one, in order, each of at most `CHUNK_IDS_MAX` ids or of one part."""
-    if len(parts) < 2 or sum([len(part.ids) for part in parts]) <= CHUNK_IDS_MAX:
-        yield parts
-        return
-    portion: list[Part] = []
-    size = 0
-    for part in parts:
-        if portion and size + len(part.ids) > CHUNK_IDS_MAX:
-            yield portion
-            portion, size = [], 0
-        portion.append(part)
-        size += len(part.ids)
-    yield portion

@@ -1,7 +1,7 @@
 """Chunks to gateways: numbered without a gap, and none too large for the bus."""
 
 from batcher.events import SendParts
-from batcher.outbox import CHUNK_IDS_MAX, Outbox
+from batcher.outbox import Outbox
 from chassis.errors import MessageTooLarge
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages.request import EMPTY_DIGEST, Chunk, Finish, Part, Reason, parse_chunk
@@ -44,7 +44,7 @@ def test_whole_outputs_that_are_owed_at_once_go_out_as_several_chunks() -> None:
     parts = [part(f"r{i}", 8000) for i in range(64)]
     outbox, bus = send(*parts)
     assert [p for c in bus.chunks for p in c.parts] == parts
-    assert [c.number for c in bus.chunks] == list(range(1, len(bus.chunks) + 1))
+    assert [c.number for c in bus.chunks] == list(range(1, len(bus.chunks) + 1)) and len(bus.chunks) > 1
     assert [len(c.finishes) for c in bus.chunks] == [0] * (len(bus.chunks) - 1) + [1], "the end goes last"
     outbox.flush(1.0, (GATEWAY,))
     assert bus.chunks[-1].number == len(bus.chunks)
@@ -53,4 +53,3 @@ def test_whole_outputs_that_are_owed_at_once_go_out_as_several_chunks() -> None:
 def test_a_part_that_no_message_can_hold_is_lost_and_nothing_else() -> None:
     _, bus = send(part("small", 3), part("huge", MESSAGE_BYTES_MAX // 3 + 1))
     assert [p.request_id for c in bus.chunks for p in c.parts] == ["small"]
-    assert CHUNK_IDS_MAX < MESSAGE_BYTES_MAX // 5, "any other part fits"
