@@ -18,11 +18,26 @@ from batcher.ring import step_header
 from batcher.scheduler import Scheduler, SchedulerConfig
 from batcher.stops import Stops
 from bench.results_file import Sample, table, write
-from chassis.ids import AckToken, BlockId, BootId, Epoch, GatewayId, RequestId
+from chassis.ids import AckToken, Attempt, BlockId, BootId, Epoch, GatewayId, RequestId
+from chassis.messages.card import TokenBytes
+from chassis.messages.gateway import Delta, build_event
 from chassis.messages.pipeline import parse_step
 from chassis.messages.registry import WorkerEntry
-from chassis.messages.request import Limits, Request, Sampling
+from chassis.messages.request import (
+    EMPTY_DIGEST,
+    Chunk,
+    Limits,
+    Part,
+    Request,
+    Sampling,
+    build_chunk,
+    extend_digest,
+    parse_chunk,
+)
 from chassis.trace import SpanRing
+from gateway.detokenizer import OutputText
+from gateway.events import ChunkArrived, Pass, Publish, Published, PublishRequest, Submit
+from gateway.streams import Streams
 from shard_worker.fake_model import EOS_ID, TOKEN_BYTES
 from shard_worker.inputs import SlotTables, TableLimits
 
@@ -172,6 +187,46 @@ def worker_step(headers: list[bytes]) -> Sample:
     return Sample(_time(one, 200, 3), "us")
 
 
+def gateway_chunk(streams: int = 16) -> Sample:
+    """Per stream and chunk: from the chunk's bytes to the bytes of each client's event; gRPC's write is not in."""
+    core = Streams(GATEWAY)
+    table_of_bytes = TokenBytes.of(TOKEN_BYTES)
+    texts = [OutputText(table_of_bytes) for _ in range(streams)]
+    requests = [_request(i) for i in range(streams)]
+    for i, request in enumerate(requests):
+        for effect in core.handle(Submit(0.0, i, request)):
+            if isinstance(effect, PublishRequest):
+                core.handle(Published(0.0, request.id, effect.call, Publish.STORED))
+    digests = [EMPTY_DIGEST] * streams
+    number = 0
+
+    def one() -> int:
+        nonlocal number
+        for i in range(streams):
+            digests[i] = extend_digest(digests[i], (97,))
+        parts = tuple(Part(r.id, Attempt(1), number, (97,), digests[i]) for i, r in enumerate(requests))
+        number += 1
+        data = build_chunk(Chunk(BootId("b1"), number, parts, ()))
+        start = time.process_time()
+        passed = 0
+        for effect in core.handle(ChunkArrived(number * 0.01, parse_chunk(data))):
+            if isinstance(effect, Pass):
+                text = texts[effect.client].feed(effect.ids)
+                build_event(Delta(text, effect.ids, effect.first_index))
+                passed += 1
+        spent.append(time.process_time() - start)
+        assert passed == streams
+        return passed
+
+    values = []
+    for _ in range(5):
+        spent: list[float] = []
+        for _ in range(300):
+            one()
+        values.append(1e6 * sum(spent) / (300 * streams))
+    return Sample(tuple(values), "us")
+
+
 def main() -> None:
     values: dict[str, Sample] = {}
     rows = [["what", "per step"]]
@@ -182,6 +237,8 @@ def main() -> None:
             values["batcher.step_us"] = sample
             values["worker.step_us"] = worker_step(headers)
             rows.append(["worker, 16 sequences: parse and lay out", str(values["worker.step_us"])])
+    values["gateway.chunk_us"] = gateway_chunk()
+    rows.append(["gateway, a stream and chunk, gRPC's write excluded", str(values["gateway.chunk_us"])])
     sys.stdout.write(table(rows) + "\n")
     write("cores", values)
 
