@@ -24,7 +24,6 @@ from chassis.messages.registry import (
 )
 
 CARD_RETRY_S = 0.2
-EPOCH_MAX = 1 << 62
 
 
 async def await_card(bus: Bus, wanted: str) -> ModelCard:
@@ -143,13 +142,10 @@ class Members:
     def _known_epoch(self, value: bytes) -> Epoch | None:
         """None for nonsense, which then counts no more than an expired key."""
         try:
-            epoch = parse_epoch(value).epoch
+            return parse_epoch(value).epoch
         except BadMessage:
-            epoch = Epoch(EPOCH_MAX)
-        if epoch < EPOCH_MAX:
-            return epoch
-        self._count("garbage entry")
-        return None
+            self._count("garbage entry")
+            return None
 
     # ---- its own entry
 

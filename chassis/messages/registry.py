@@ -6,7 +6,7 @@ An entry is a hint that expires; what decides (a formation, an epoch) is fixed b
 from dataclasses import dataclass
 
 from chassis.ids import BootId, Epoch
-from chassis.messages import BadMessage, parse
+from chassis.messages import BadMessage, check_id, parse
 from chassis.wire import pipeline_pb2 as pb
 
 EPOCH_MAX = 1 << 63
@@ -156,6 +156,7 @@ def parse_model(data: bytes) -> ModelEntry:
     m = parse(pb.ModelEntry, data)
     if not m.name:
         raise BadMessage("a model without a name")
+    check_id(m.card_digest, "card digest")
     return ModelEntry(name=m.name, digest=m.digest, card_digest=m.card_digest)
 
 
@@ -176,6 +177,5 @@ def _epoch(epoch: int) -> Epoch:
 
 
 def _boot(boot: str) -> BootId:
-    if not boot:
-        raise BadMessage("an entry without a boot id")
+    check_id(boot, "boot")
     return BootId(boot)

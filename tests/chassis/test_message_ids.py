@@ -3,6 +3,7 @@
 import pytest
 
 from chassis.messages import BadMessage
+from chassis.messages.registry import parse_batcher, parse_kvstore, parse_model
 from chassis.messages.request import (
     parse_chunk,
     parse_record,
@@ -10,6 +11,7 @@ from chassis.messages.request import (
     parse_takeover_question,
     parse_to_batcher,
 )
+from chassis.wire import pipeline_pb2
 from chassis.wire import request_pb2 as pb
 
 GOOD = "01m8pgme1nepaqcdrkdq358ky1"
@@ -42,6 +44,9 @@ def test_ids_that_no_subject_can_hold_are_refused(value: str) -> None:
         (parse_to_batcher, pb.ToBatcher(attach=pb.Attach(gateway=value, attempt=1)).SerializeToString()),
         (parse_to_batcher, pb.ToBatcher(detached=pb.Detached(gateway=value)).SerializeToString()),
         (parse_to_batcher, pb.ToBatcher(refused=pb.Refused(gateway=value)).SerializeToString()),
+        (parse_batcher, pipeline_pb2.BatcherEntry(boot=value).SerializeToString()),
+        (parse_kvstore, pipeline_pb2.KvstoreEntry(boot=value, rpc_address="h:1").SerializeToString()),
+        (parse_model, pipeline_pb2.ModelEntry(name="m", card_digest=value).SerializeToString()),
     ]
     for parse, data in messages:
         if value == GOOD:
