@@ -188,7 +188,7 @@ def worker_step(headers: list[bytes]) -> Sample:
 
 
 def gateway_chunk(streams: int = 16) -> Sample:
-    """Per stream and chunk: from the chunk's bytes to the bytes of each client's event; gRPC's write is not in."""
+    """Per stream and chunk: from the chunk's bytes to each client's event as bytes, without gRPC's write."""
     core = Streams(GATEWAY)
     table_of_bytes = TokenBytes.of(TOKEN_BYTES)
     texts = [OutputText(table_of_bytes) for _ in range(streams)]
