@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,8 +25,9 @@ from chassis.messages.card import card_digest
 from chassis.messages.gateway import GenerateCall
 from chassis.messages.registry import ModelEntry, build_model, parse_batcher
 from chassis.messages.request import Reason, Terminal
+from chassis.wire import request_pb2 as wire
 from shoal.client import AsyncClient, Params, Prompt, ShoalError
-from tests.e2e.rig import Answer, Running, ask, call, is_pending, last_record, registered, until
+from tests.e2e.rig import Answer, Running, ask, call, is_pending, last_record, registered, settled, until
 from tests.sim.clients import expected
 
 SILENCE_MAX_S = 2.0  # of the stream beside it; a lost pipeline would take longer
@@ -44,6 +46,7 @@ GARBAGE = (
     random_bytes(1000),
     random_bytes(100_000),
 )
+ODD_IDS = ("", "a b", "*", ">", "a.b", "a\r\nPUB x 1\r\n", "x" * 300)
 
 
 @asynccontextmanager
@@ -157,6 +160,51 @@ def test_garbage_on_core_subjects_is_ignored(calm: Running) -> None:
                     await client.publish(target, garbage, reply="somewhere.else")
             await client.flush()
             await client.close()
+        await bus.close()
+
+    calm.run(life())
+
+
+def test_ids_that_break_subjects_break_nothing(calm: Running) -> None:
+    """Well-formed messages whose sender could not be answered, some about the stream that goes on."""
+
+    async def life() -> None:
+        bus = await calm.bus()
+        (batcher,) = await boots(bus, subjects.BATCHERS)
+        gateways = await boots(bus, subjects.GATEWAYS)
+        async with beside_a_stream(calm) as client:
+            victim = Answer(call(range(9), 60))
+            asking = asyncio.create_task(ask(client, victim))
+            await until(lambda: bool(victim.ids), "another stream begins")
+            named: dict[str, Any] = {"request_id": victim.request_id, "attempt": 9}
+            for i, odd in enumerate(ODD_IDS):
+                asked = wire.Request(id=f"ODD{i}", gateway=odd, model="fake", prompt_ids=[1])
+                asked.limits.max_tokens, asked.sampling.top_p = 3, 1
+                await bus.append(f"shoal.req.fake.5.ODD{i}", asked.SerializeToString())
+                old = wire.Parts(
+                    request_ids=[victim.request_id],
+                    attempts=[0],
+                    first_indices=[0],
+                    lens=[1],
+                    ids=[1],
+                    digests=[2],
+                )
+                for gateway in gateways:
+                    chunk = wire.Chunk(boot=odd, number=1, parts=old)
+                    bus.publish(f"shoal.tok.{gateway}", chunk.SerializeToString())
+                bus.publish(subjects.TAKEOVER, wire.TakeoverQuestion(boot=odd, **named).SerializeToString())
+                for said in (
+                    wire.ToBatcher(owner=wire.OwnerQuestion(ack_token=odd, **named)),
+                    wire.ToBatcher(attach=wire.Attach(gateway=odd, **named)),
+                    wire.ToBatcher(refused=wire.Refused(gateway=odd, old_minimum=99, **named)),
+                ):
+                    bus.publish(f"shoal.own.{batcher}", said.SerializeToString())
+            await asking
+            victim.check()
+            for i in range(len(ODD_IDS)):
+                await settled(bus, f"ODD{i}")
+                record = await last_record(bus, f"ODD{i}")
+                assert isinstance(record, Terminal) and "gateway" in record.error
         await bus.close()
 
     calm.run(life())

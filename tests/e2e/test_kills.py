@@ -12,6 +12,7 @@ from chassis import subjects
 from chassis.bus import Bus
 from chassis.messages.registry import parse_batcher
 from shoal.client import AsyncClient, ShoalError
+from shoal.why import collect
 from tests.e2e.rig import (
     Answer,
     Running,
@@ -26,6 +27,7 @@ from tests.e2e.rig import (
     until,
 )
 
+EXPLAINED = 5  # answers, of each test
 CEILING_S = {"stage": 10.0, "batcher": 8.0, "kvstore": 3.0, "nats": 3.0}
 OUTPUT_LEN = 100
 Record = Callable[[str, object], None]
@@ -46,6 +48,24 @@ def doubled(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) ->
         yield made
 
 
+async def explained(shoal: Running, answers: list[Answer]) -> None:
+    """What is stored of some of them is one tree each, and its ledger adds up."""
+    bus = await shoal.bus()
+    for answer in answers[:: len(answers) // EXPLAINED]:
+        story = await collect(bus, answer.request_id)
+
+        async def whole(answer: Answer = answer) -> bool:
+            nonlocal story
+            story = await collect(bus, answer.request_id)
+            ends = {span.name for span in story.spans if "gen_ai.response.finish_reasons" in span.attributes}
+            return ends >= {"gateway.generate", "batcher.request"} and not story.orphans()
+
+        await until(whole, f"the story of {answer.request_id} is whole")
+        book = story.ledger()
+        assert book is not None and abs(book.unaccounted_us) <= book.total_us / 100, book
+    await bus.close()
+
+
 def report(answers: list[Answer], who: str, record_property: Record) -> None:
     silence_s = max(answer.longest_silence_s for answer in answers)
     record_property(f"stall.{who}_s", round(silence_s, 2))
@@ -56,7 +76,33 @@ def report(answers: list[Answer], who: str, record_property: Record) -> None:
 def test_a_stage_dies(shoal: Running, name: str, record_property: Record) -> None:
     async def life() -> list[Answer]:
         async with shoal.client() as client:
-            return await amid(client, draw_calls(10, OUTPUT_LEN), lambda: shoal.kill(name))
+            answers = await amid(client, draw_calls(10, OUTPUT_LEN), lambda: shoal.kill(name))
+        await explained(shoal, answers)
+        return answers
+
+    report(shoal.run(life()), "stage", record_property)
+
+
+def test_a_stage_dies_amid_garbage_in_the_registry(shoal: Running, record_property: Record) -> None:
+    """The pipeline forms anew, whatever others wrote beside its members."""
+    garbage = (b"", b"\xff" * 64, b"\x0a\x02\xff\xfe", b"{}")
+    keys = [subjects.epoch_key("fake"), subjects.model_key("fake")]
+    prefixes = (subjects.WORKERS, subjects.KVSTORES, subjects.BATCHERS, subjects.GATEWAYS)
+    keys += [f"{prefix}GARBAGE" for prefix in prefixes]
+
+    async def life() -> list[Answer]:
+        bus = await shoal.bus()
+
+        async def spoil_and_kill() -> None:
+            for data in garbage:
+                for key in keys:
+                    await bus.put_entry(key, data)
+            await shoal.kill("worker-0")
+
+        async with shoal.client() as client:
+            answers = await amid(client, draw_calls(18, OUTPUT_LEN), spoil_and_kill)
+        await bus.close()
+        return answers
 
     report(shoal.run(life()), "stage", record_property)
 
@@ -64,7 +110,9 @@ def test_a_stage_dies(shoal: Running, name: str, record_property: Record) -> Non
 def test_the_batcher_dies(shoal: Running, record_property: Record) -> None:
     async def life() -> list[Answer]:
         async with shoal.client() as client:
-            return await amid(client, draw_calls(11, OUTPUT_LEN), lambda: shoal.kill("batcher"))
+            answers = await amid(client, draw_calls(11, OUTPUT_LEN), lambda: shoal.kill("batcher"))
+        await explained(shoal, answers)
+        return answers
 
     report(shoal.run(life()), "batcher", record_property)
 
@@ -78,6 +126,7 @@ def test_kvstore_dies(shoal: Running, record_property: Record) -> None:
             await until(newcomer(bus, subjects.KVSTORES, before), "the new kvstore registers")
             again = await amid(client, draw_calls(12, 10), nothing, begun=0)
         await bus.close()
+        await explained(shoal, answers)
         return answers + again
 
     report(shoal.run(life()), "kvstore", record_property)
@@ -88,7 +137,8 @@ def test_nats_dies(shoal: Running, record_property: Record) -> None:
         async with shoal.client() as client:
             answers = await amid(client, draw_calls(13, OUTPUT_LEN), lambda: shoal.kill("nats"))
             await amid(client, draw_calls(14, 10), nothing, begun=0)
-            return answers
+        await explained(shoal, answers)
+        return answers
 
     report(shoal.run(life()), "nats", record_property)
 
