@@ -29,6 +29,7 @@ class Config:
     send_timeout_ms: int = 5_000
     dial_timeout_ms: int = 2_000
     free_after_ms: int = 200  # without the batcher's link
+    device_wait_ms: int = 5_000  # for the device to finish before it is given new layers; then Form fails
     links_max: int = 16
     drain_wait_ms: int = 10_000  # for the batcher to let go
 

@@ -289,12 +289,20 @@ class ShardWorker:
         )
         layers = range(form.first_layer, form.end_layer)
         try:
+            async with asyncio.timeout(self._config.device_wait_ms / 1000):
+                await self._compute.call(lambda: None)  # behind whatever the device still does
+        except TimeoutError:
+            error = "the device does not answer"
+            log.warning(error, epoch=form.epoch, waited_ms=self._config.device_wait_ms)
+            self._handle(ev.LoadDone(self._now(), call, layers, error=error))
+            return
+        try:
             loaded = await self._compute.call(lambda: self._executor.load(spec))
-        except LoadFailed as error:
-            self._handle(ev.LoadDone(self._now(), call, layers, error=str(error)))
-        except Exception as error:  # the device's: this epoch fails, the worker lives
-            log.exception("load failed", error, epoch=form.epoch)
-            self._handle(ev.LoadDone(self._now(), call, layers, error=f"{type(error).__name__}: {error}"))
+        except LoadFailed as failed:
+            self._handle(ev.LoadDone(self._now(), call, layers, error=str(failed)))
+        except Exception as failed:  # the device's: this epoch fails, the worker lives
+            log.exception("load failed", failed, epoch=form.epoch)
+            self._handle(ev.LoadDone(self._now(), call, layers, error=f"{type(failed).__name__}: {failed}"))
         else:
             self._handle(ev.LoadDone(self._now(), call, layers, loaded.num_blocks, loaded.kv_allocated))
 

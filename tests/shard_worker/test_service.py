@@ -464,6 +464,25 @@ def test_layers_that_do_not_exist() -> None:
     run(body)
 
 
+def test_a_device_that_hangs_is_refused_and_does_not_hold_the_formation() -> None:
+    """Whoever forms again takes a spare instead of waiting for it."""
+
+    async def body(world: World) -> None:
+        entries = [await world.registered(world.start("w0", replace(CONFIG, device_wait_ms=200)))]
+        batcher = await Batcher(world).form(4, entries)
+        await batcher.stand()
+        world.compute_delay_s = 60.0
+        await batcher.send(**BAD_STEPS["poison"] | {"token_ids": [1]})
+        await asyncio.sleep(0.1)
+        start = asyncio.get_running_loop().time()
+        await batcher.form(5, entries)
+        assert batcher.replies[0].refusal is p.FormRefusal.FAILED
+        assert "device does not answer" in batcher.replies[0].error
+        assert asyncio.get_running_loop().time() - start < 1
+
+    run(body)
+
+
 def test_draining_a_free_worker_is_quick() -> None:
     async def body(world: World) -> None:
         worker = world.start("w0")
