@@ -106,7 +106,7 @@ def ledger(
     if timings.interrupted_us:
         rows.append(Row("interrupted", timings.interrupted_us, "deaths, takeovers, preemption"))
     rows.extend(_ending(root, spans, stored_ns, timings, terminal_ns))
-    start_ns = root.start_ns if root is not None else stored_ns
+    start_ns = min(root.start_ns, stored_ns) if root is not None else stored_ns  # before a resume
     end_ns = root.end_ns if root is not None else terminal_ns
     first_us, first_rows = _first(root, spans, before, prefill_rows)
     return Ledger(_between(start_ns, end_ns), tuple(rows), first_us, first_rows)
@@ -127,13 +127,12 @@ def _summary(spans: Iterable[Span]) -> Span | None:
 def _ending(
     root: Span | None, spans: Sequence[Span], stored_ns: int, timings: Timings, terminal_ns: int
 ) -> list[Row]:
-    """From the last token on, less what the owner, kept waiting by the bus, counted as interruption."""
+    """From the last token on, or from where the owner's own count ends, when that is later."""
     counted_ns = stored_ns + counted_us(timings) * 1000
     finish = newest(spans, "batcher.finish")
     if finish is not None:
         last_ns = max((s.end_ns for s in spans if s.name in _SEGMENTS), default=counted_ns)
-        waited_us = min(timings.interrupted_us, _between(last_ns, counted_ns))
-        record_us, recorded_ns = _between(last_ns + waited_us * 1000, finish.end_ns), finish.end_ns
+        record_us, recorded_ns = _between(max(last_ns, counted_ns), finish.end_ns), finish.end_ns
     else:
         recorded_ns = max(terminal_ns, counted_ns)
         record_us = _between(counted_ns, recorded_ns)

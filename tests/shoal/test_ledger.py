@@ -83,7 +83,7 @@ def test_what_is_missing_shows() -> None:
     late = terminal(queued_us=2000, waiting_us=1000, prefill_us=10_000, decode_us=40_000)
     assert made(end=late).unaccounted_us == 10_000
     more = terminal(queued_us=2000, waiting_us=1000, prefill_us=25_000, decode_us=40_000)
-    assert made(end=more).unaccounted_us == -5000
+    assert made(end=more).unaccounted_us == -3000  # beyond the record's end
 
 
 def test_inner_rows_split_the_one_above() -> None:
@@ -162,6 +162,22 @@ def test_a_record_that_had_to_wait_for_the_bus_counts_once() -> None:
     book = made([*(s for s in SPANS if s.name != "gateway.generate"), *late], end=broken)
     assert (rows(book)["interrupted"], rows(book)["record"]) == (10_000, 2000)
     assert book.unaccounted_us == 0
+
+
+def test_a_turn_of_the_owner_that_came_late_counts_once() -> None:
+    """Its clock stands at the turn that took the last token in, its span's at the token's arrival."""
+    late = terminal(queued_us=2000, waiting_us=1000, prefill_us=20_000, decode_us=41_500)
+    book = made(end=late)
+    assert (rows(book)["decode"], rows(book)["record"]) == (41_500, 500)
+    assert book.unaccounted_us == 0
+
+
+def test_a_resumed_request_is_told_from_its_beginning() -> None:
+    spans = [s for s in SPANS if s.name not in ("gateway.generate", "gateway.publish")]
+    book = made([*spans, span("gateway.resume", 40, 71)])
+    assert book.total_us == 67_000  # from the broker's stamp
+    assert book.unaccounted_us == 0
+    assert rows(book)["delivery"] == 2000
 
 
 def test_the_owner_that_ended_it_counts() -> None:
