@@ -107,7 +107,9 @@ def ledger(
         rows.append(Row("interrupted", timings.interrupted_us, "deaths, takeovers, preemption"))
     rows.extend(_ending(root, spans, stored_ns, timings, terminal_ns))
     start_ns = min(root.start_ns, stored_ns) if root is not None else stored_ns  # before a resume
-    end_ns = root.end_ns if root is not None else terminal_ns
+    finish = newest(spans, "batcher.finish")
+    told_ns = max(terminal_ns, finish.end_ns) if finish is not None else terminal_ns
+    end_ns = root.end_ns if root is not None else told_ns
     first_us, first_rows = _first(root, spans, before, prefill_rows)
     return Ledger(_between(start_ns, end_ns), tuple(rows), first_us, first_rows)
 
