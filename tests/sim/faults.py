@@ -39,11 +39,15 @@ def _nodes(world: World, kind: str) -> list[Node]:
 
 def _some(world: World, rng: random.Random) -> list[Node]:
     """Of one kind: owners of requests are few among so many nodes."""
+    if world.options.duel:
+        return _nodes(world, "batcher")
     return _nodes(world, rng.choice(("worker", "batcher", "batcher", "gateway", "gateway", "kvstore")))
 
 
-def _pause_s(rng: random.Random) -> float:
+def _pause_s(world: World, rng: random.Random) -> float:
     """Down times around the protocol's own: ack wait, takeover, free-after, registry."""
+    if world.options.duel:
+        return rng.uniform(0.7, 2.2)
     return rng.choice((0.05, 0.3, 1.2, 3.0))
 
 
@@ -51,7 +55,7 @@ def _killer(kind: str):  # type: ignore[no-untyped-def]
     async def fault(world: World, rng: random.Random) -> None:
         nodes = _nodes(world, kind)
         if nodes:
-            await world.bounce(rng.choice(nodes), _pause_s(rng))
+            await world.bounce(rng.choice(nodes), _pause_s(world, rng))
 
     return fault
 
@@ -60,14 +64,14 @@ async def _drain(world: World, rng: random.Random) -> None:
     """SIGTERM: it leaves in good order, or is cut short."""
     nodes = _some(world, rng)
     if nodes:
-        await world.drain(rng.choice(nodes), rng.choice((0.05, 4.0)), _pause_s(rng))
+        await world.drain(rng.choice(nodes), rng.choice((0.05, 4.0)), _pause_s(world, rng))
 
 
 async def _all(world: World, rng: random.Random) -> None:
     """The power fails."""
     async with asyncio.TaskGroup() as group:
         for node in _nodes(world, ""):
-            group.create_task(world.bounce(node, _pause_s(rng)), name=f"bounce {node.name}")
+            group.create_task(world.bounce(node, _pause_s(world, rng)), name=f"bounce {node.name}")
 
 
 async def _expire(world: World, rng: random.Random) -> None:
@@ -81,7 +85,7 @@ async def _broker(world: World, rng: random.Random) -> None:
     if world.broker.up:
         with world.trouble("broker stops", "broker starts"):
             world.broker.stop()
-            await asyncio.sleep(_pause_s(rng))
+            await asyncio.sleep(_pause_s(world, rng))
             world.broker.start()
 
 
@@ -93,7 +97,7 @@ async def _pause(world: World, rng: random.Random) -> None:
         sleeper = node.sleeper
         with world.trouble(f"stop {node.name}", f"continue {node.name}"):
             sleeper.stop()
-            await asyncio.sleep(_pause_s(rng))
+            await asyncio.sleep(_pause_s(world, rng))
             sleeper.wake()
 
 
@@ -104,7 +108,7 @@ async def _cut(world: World, rng: random.Random) -> None:
         name = rng.choice(nodes).bus_name
         with world.trouble(f"cut {name} from the broker", f"heal {name}"):
             world.broker.cut(name)
-            await asyncio.sleep(_pause_s(rng))
+            await asyncio.sleep(_pause_s(world, rng))
             world.broker.heal(name)
 
 
@@ -121,7 +125,7 @@ async def _link(world: World, rng: random.Random) -> None:
     world.note(f"partition {a}-{b}")
     world.ring.partition(a, b)
     world.rpc.partition(a, b)
-    await asyncio.sleep(_pause_s(rng))
+    await asyncio.sleep(_pause_s(world, rng))
     world.ring.heal(a, b)
     world.rpc.heal()
     world.note(f"heal {a}-{b}")

@@ -4,7 +4,7 @@ Every seed leaves some kinds of fault out altogether: a run with all of them at 
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FAULTS = (
     "worker",
@@ -63,6 +63,7 @@ class Options:
     deadline: float
     leave: float  # a client that goes away and comes back
     keyed: float
+    duel: bool  # its owners are deaf for about as long as it takes to lose a request
     twin: float  # a second client asks for the same, or with the same key for something else
 
 
@@ -79,7 +80,7 @@ def draw(seed: int) -> Options:
     prompt_len_max = rng.choice((4, 12, 24))
     output_len_max = rng.choice((4, 10, 20))
     longest = (prompt_len_max + 8 + output_len_max + 1) // block_size + 2
-    return Options(
+    options = Options(
         seed=seed,
         stages=stages,
         spares=rng.choice((0, 0, 1)),
@@ -117,5 +118,22 @@ def draw(seed: int) -> Options:
         deadline=rng.choice((0.0, 0.2)),
         leave=rng.choice((0.0, 0.4)),
         keyed=rng.choice((0.0, 0.5, 1.0)),
+        duel=rng.random() < 0.15,
         twin=rng.choice((0.0, 0.0, 0.4)),
+    )
+    return _duel(options) if options.duel else options
+
+
+def _duel(options: Options) -> Options:
+    """Two batchers with a pipeline each, and requests that last long enough to have two owners."""
+    return replace(
+        options,
+        batchers=2,
+        both=True,
+        faults=("cut", "pause", "gateway"),
+        num_faults=4,
+        fault_time_s=4.0,
+        step_cost_s=0.1,
+        output_len_max=20,
+        num_blocks=max(options.num_blocks, 100),
     )
