@@ -22,8 +22,8 @@ from chassis.messages.request import (
     build_record,
     build_to_batcher,
     parse_owner_answer,
-    parse_record,
 )
+from chassis.record_log import last_record
 
 OWNER_TIMEOUT_S = 0.2
 UNKNOWN_PAUSE_S = 0.05
@@ -75,19 +75,13 @@ class Records:
     async def read(self, effect: ev.ReadLast) -> None:
         loop = asyncio.get_running_loop()
         try:
-            stored = await self._bus.last(
-                subjects.RESULTS,
-                subjects.result(effect.request_id),
-                self._timeout_s,
-            )
-            record = parse_record(stored.data) if stored is not None else None
-        except (BusError, BadMessage) as error:
+            record, seq = await last_record(self._bus, effect.request_id, self._timeout_s)
+        except BusError as error:
             log.warning("a record can't be read", request_id=effect.request_id, error=str(error))
             self._tell(ev.ReadDone(loop.time(), effect.request_id, effect.call, None, 0, failed=True))
             return
         if isinstance(record, Claim | Cancel):
             self._account.followed(effect.request_id, record.boot, record.attempt)
-        seq = stored.seq if stored is not None else 0
         self._tell(ev.ReadDone(loop.time(), effect.request_id, effect.call, record, seq))
 
     async def ask_owner(self, effect: ev.AskOwner) -> None:

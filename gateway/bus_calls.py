@@ -26,9 +26,9 @@ from chassis.messages.request import (
     build_request,
     build_to_batcher,
     parse_attach_answer,
-    parse_record,
     parse_request,
 )
+from chassis.record_log import last_record
 from gateway.config import Config
 from gateway.events import (
     AskOwner,
@@ -108,18 +108,10 @@ class BusCalls:
         seq, failed = 0, False
         async with self._calling:
             try:
-                subject = subjects.result(effect.request_id)
-                stored = await self._bus.last(subjects.RESULTS, subject, self._config.read_timeout_s)
-                if stored is not None:
-                    record, seq = parse_record(stored.data), stored.seq
-                    boot = record.boot
-                    if boot and not is_boot(boot):
-                        raise BadMessage(f"record: boot {boot[:80]!r}")
+                timeout_s = self._config.read_timeout_s
+                record, seq = await last_record(self._bus, effect.request_id, timeout_s)
             except BusError:
                 failed = True
-            except BadMessage as error:
-                log.error("bad record", request_id=effect.request_id, error=str(error))
-                record, seq, failed = None, 0, True
         return RecordRead(_now(), effect.request_id, effect.call, record, seq, failed)
 
     async def read_message(self, effect: ReadMessage) -> MessageRead:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chassis import subjects
-from chassis.bus import Bus
+from chassis.bus import Bus, Stored
 from chassis.errors import BusError
 from chassis.ids import RequestId
 from chassis.messages import BadMessage
@@ -74,7 +74,7 @@ async def collect(bus: Bus, request_id: str, wait_s: float = 0.0) -> Story:
 
 async def _collect(bus: Bus, request_id: str) -> Story:
     stored = await bus.read(subjects.RESULTS, subjects.result(RequestId(request_id)), 1, 1000)
-    records = tuple(Entry(s.stored_at_ns, parse_record(s.data)) for s in stored)
+    records = tuple(_entries(stored))
     homes: dict[bytes, str] = {}
     spans: list[Span] = []
     for segment in await _segments(bus, subjects.trace(RequestId(request_id))):
@@ -87,6 +87,14 @@ async def _collect(bus: Bus, request_id: str) -> Story:
     spans.sort(key=lambda s: (s.start_ns, -s.end_ns))
     steps.sort(key=lambda s: (s.start_ns, -s.end_ns))
     return Story(request_id, records, tuple(spans), tuple(steps), homes)
+
+
+def _entries(stored: Sequence[Stored]) -> Iterator[Entry]:
+    for s in stored:
+        try:
+            yield Entry(s.stored_at_ns, parse_record(s.data))
+        except BadMessage:
+            continue  # anyone may write there
 
 
 async def _segments(bus: Bus, subject: str) -> list[Segment]:

@@ -27,7 +27,18 @@ from chassis.messages.registry import ModelEntry, build_model, parse_batcher
 from chassis.messages.request import Reason, Terminal
 from chassis.wire import request_pb2 as wire
 from shoal.client import AsyncClient, Params, Prompt, ShoalError
-from tests.e2e.rig import Answer, Running, ask, call, is_pending, last_record, registered, settled, until
+from tests.e2e.rig import (
+    Answer,
+    Running,
+    ask,
+    call,
+    is_pending,
+    last_record,
+    registered,
+    resume,
+    settled,
+    until,
+)
 from tests.sim.clients import expected
 
 SILENCE_MAX_S = 2.0  # of the stream beside it; a lost pipeline would take longer
@@ -234,6 +245,31 @@ def test_garbage_requests_get_a_failed_record(calm: Running) -> None:
                 await until(refused, f"{name} is refused")
                 record = await last_record(bus, name)
                 assert isinstance(record, Terminal) and record.reason is Reason.FAILED and record.error
+        await bus.close()
+
+    calm.run(life())
+
+
+def test_garbage_in_ownership_logs_changes_no_answer(calm: Running) -> None:
+    """Of a request that runs, of one that ended, and of one that does not exist."""
+
+    async def life() -> None:
+        bus = await calm.bus()
+        async with beside_a_stream(calm) as client, calm.client(1) as other:
+            ended = await ask(client, Answer(call(range(3), 10)))
+            running = Answer(call(range(5), 60))
+            asking = asyncio.create_task(ask(client, running))
+            await until(lambda: bool(running.ids), "another stream begins")
+            for garbage in GARBAGE:
+                for name in (ended.request_id, running.request_id, "NOBODYS"):
+                    await bus.append(f"shoal.res.{name}", garbage)
+            await asking
+            for answer in (running, ended):
+                answer.check()
+                again = Answer(answer.call, request_id=answer.request_id)
+                await resume(other, again)
+                again.check()
+            await settled(bus, running.request_id)
         await bus.close()
 
     calm.run(life())
