@@ -9,19 +9,19 @@ from tests.e2e.collector import Collector, collecting
 from tests.e2e.rig import Running, fake_plan, running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as shared:
         yield shared
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def collector() -> Iterator[Collector]:
     with collecting() as made:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def calm(
     runner: asyncio.Runner, collector: Collector, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:

@@ -1,0 +1,1 @@
+"""Shoal as real processes on real NATS, gRPC and TCP, killed for real."""
