@@ -159,7 +159,7 @@ class Core:
             self._out.append(effect)
             match effect:
                 case Stood():
-                    changed = effect.generation != self._generation
+                    changed = effect.generation != self._generation or not effect.intact
                     self._generation = effect.generation
                     self._give_up_at = None
                     self.scheduler.form(effect.epoch, effect.num_blocks, len(effect.stages), changed, now)

@@ -45,6 +45,7 @@ class StageFormed:
     last_epoch: Epoch = Epoch(0)
     cause: str = ""
     blamed: BootId | None = None
+    prior_epoch: Epoch = Epoch(0)  # whose steps the worker's KV memory saw last; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,13 @@ class Stood:
     generation: str  # of the block pool
     stamps: tuple[str, ...]
     num_blocks: int
+    intact: bool = False  # no other batcher had any of the workers since we stood last
 
 
 FormationEffect = WriteEpoch | FormStage | CloseLinks | Stood
+
+
+FIXED_MAX = 64
 
 
 class State(Enum):
@@ -158,6 +163,8 @@ class Formation:
         self._stages: tuple[Stage, ...] = ()
         self._stamps: list[str] = []
         self._num_blocks = 0
+        self._intact = False
+        self._fixed: dict[Epoch, None] = {}  # our own epochs, the newest last
         self._call = 0
         self._failures = 0
         self._above = Epoch(0)
@@ -219,9 +226,13 @@ class Formation:
         if event.epoch is None:
             return self._fail(event.now, None)
         self.epoch = event.epoch
+        self._fixed[event.epoch] = None
+        if len(self._fixed) > FIXED_MAX:
+            del self._fixed[next(iter(self._fixed))]  # then nothing counts as intact: that is safe
         self.state = State.FORMING
         self._stamps = []
         self._num_blocks = 0
+        self._intact = True
         return [self._form_next(event.now)]
 
     def _form_next(self, now: float) -> FormationEffect:
@@ -238,6 +249,7 @@ class Formation:
             return self._fail(event.now, event.blamed or stage.worker.boot)
         self._num_blocks = min(self._num_blocks or event.num_blocks, event.num_blocks)
         self._stamps.append(event.kv_stamp)
+        self._intact &= event.prior_epoch in self._fixed
         if len(self._stamps) < len(self._stages):
             return [self._form_next(event.now)]
         self.state = State.STANDING
@@ -246,7 +258,8 @@ class Formation:
         self._ours = frozenset(s.worker.boot for s in self._stages)
         stamps = tuple(self._stamps)
         ranges = tuple((s.first_layer, s.end_layer) for s in self._stages)
-        return [Stood(self.epoch, self._stages, pool_generation(stamps, ranges), stamps, self._num_blocks)]
+        generation = pool_generation(stamps, ranges)
+        return [Stood(self.epoch, self._stages, generation, stamps, self._num_blocks, self._intact)]
 
     def _lost(self, event: PipelineLost) -> list[FormationEffect]:
         if event.epoch != self.epoch or self.state not in (State.STANDING, State.FORMING):

@@ -134,7 +134,8 @@ class Ring:
             return StageFormed(
                 loop.time(), want.call, None, last_epoch=reply.last_epoch, cause=reply.refusal.value
             )
-        return StageFormed(loop.time(), want.call, reply.kv_stamp, reply.num_blocks)
+        prior = reply.prior_epoch
+        return StageFormed(loop.time(), want.call, reply.kv_stamp, reply.num_blocks, prior_epoch=prior)
 
     async def _reach(self, epoch: Epoch, worker: WorkerEntry) -> Link:
         hello = build_hello(Hello(epoch, BATCHER_STAGE, self._boot, LinkKind.CONTROL))

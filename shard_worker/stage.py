@@ -70,6 +70,7 @@ class Stage:
         self._input: int | None = None
         self._next: int | None = None
         self._last_step = 0
+        self._stood_epoch = Epoch(0)  # the newest whose steps may have written the KV memory
         self._last_batcher: BootId | None = None  # of the epoch that ended last
 
     @property
@@ -275,7 +276,8 @@ class Stage:
         self._next = event.link
         self._call = None
         stamp = f"{self._config.boot}.{self._kv_allocations}"
-        formed = Formed(None, self.last_epoch, stamp, self._num_blocks)
+        formed = Formed(None, self.last_epoch, stamp, self._num_blocks, prior_epoch=self._stood_epoch)
+        self._stood_epoch = self.last_epoch
         return [Stood(self._form, self._num_blocks, event.link), Answer(event.call, formed)]
 
 

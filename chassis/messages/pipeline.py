@@ -126,6 +126,7 @@ class Formed:
     kv_stamp: str = ""  # changes whenever the KV memory is allocated anew
     num_blocks: int = 0
     error: str = ""
+    prior_epoch: Epoch = Epoch(0)  # stood here before, and may have written the KV memory; 0: none
 
 
 FormAsk = pb.FormRequest  # what travels; `parse_form` and `build_formed` know what is in them
@@ -323,13 +324,15 @@ def build_formed(formed: Formed) -> pb.FormReply:
         kv_stamp=formed.kv_stamp,
         num_blocks=formed.num_blocks,
         error=formed.error,
+        prior_epoch=formed.prior_epoch,
     )
 
 
 def parse_formed(m: pb.FormReply) -> Formed:
     if m.formed:
         check(bool(m.kv_stamp) and m.num_blocks > 0, "formed: kv_stamp and num_blocks")
-        return Formed(None, Epoch(m.last_epoch), m.kv_stamp, m.num_blocks)
+        prior = Epoch(m.prior_epoch)
+        return Formed(None, Epoch(m.last_epoch), m.kv_stamp, m.num_blocks, prior_epoch=prior)
     try:
         refusal = FormRefusal(m.refusal)
     except ValueError:

@@ -112,20 +112,22 @@ class FormRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., batcher_boot: _Optional[str] = ..., model_digest: _Optional[str] = ..., stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., next_address: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ...) -> None: ...
 
 class FormReply(_message.Message):
-    __slots__ = ("formed", "refusal", "last_epoch", "kv_stamp", "num_blocks", "error")
+    __slots__ = ("formed", "refusal", "last_epoch", "kv_stamp", "num_blocks", "error", "prior_epoch")
     FORMED_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     KV_STAMP_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     formed: bool
     refusal: str
     last_epoch: int
     kv_stamp: str
     num_blocks: int
     error: str
-    def __init__(self, formed: _Optional[bool] = ..., refusal: _Optional[str] = ..., last_epoch: _Optional[int] = ..., kv_stamp: _Optional[str] = ..., num_blocks: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    prior_epoch: int
+    def __init__(self, formed: _Optional[bool] = ..., refusal: _Optional[str] = ..., last_epoch: _Optional[int] = ..., kv_stamp: _Optional[str] = ..., num_blocks: _Optional[int] = ..., error: _Optional[str] = ..., prior_epoch: _Optional[int] = ...) -> None: ...
 
 class WorkerEntry(_message.Message):
     __slots__ = ("boot", "model", "model_digest", "rpc_address", "transport_address", "last_epoch", "free", "preferred_stage", "num_layers", "head_cost_layers", "loaded_first", "loaded_end")

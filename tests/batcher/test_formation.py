@@ -42,7 +42,9 @@ def formation(stages: int = 2) -> Formation:
     return Formation(BootId("me"), FormationConfig(num_stages=stages))
 
 
-def form(f: Formation, now: float, entries: list[WorkerEntry], revision: int = 1, epoch: int = 7) -> Stood:
+def form(
+    f: Formation, now: float, entries: list[WorkerEntry], revision: int = 1, epoch: int = 7, prior: int = 0
+) -> Stood:
     effects = f.handle(WorkersSeen(now, tuple((w, revision) for w in entries))) or f.tick(now + 10)
     write = effects[-1]
     assert isinstance(write, WriteEpoch)
@@ -50,7 +52,8 @@ def form(f: Formation, now: float, entries: list[WorkerEntry], revision: int = 1
     while isinstance(effects[-1], FormStage):
         step = effects[-1]
         boot = step.stages[step.index].worker.boot
-        effects = f.handle(StageFormed(now, step.call, f"{boot}.1", 100 - step.index))
+        formed = StageFormed(now, step.call, f"{boot}.1", 100 - step.index, prior_epoch=Epoch(prior))
+        effects = f.handle(formed)
     assert isinstance(effects[-1], Stood)
     return effects[-1]
 
@@ -172,3 +175,15 @@ def test_an_entry_with_fewer_layers_than_stages_is_nobody() -> None:
     assert f.handle(WorkersSeen(0.0, tuple((w, 1) for w in (odd, worker("b"), worker("c"))))) == []
     stood = form(f, 1.0, [odd, worker("b"), worker("c"), worker("d")])
     assert sorted(s.worker.boot for s in stood.stages) == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize(("prior", "intact"), [(7, True), (8, False), (0, False)])
+def test_memory_is_intact_only_if_no_other_batcher_had_the_workers_since(prior: int, intact: bool) -> None:
+    """Same workers, same memory, same generation: but an epoch of another batcher wrote its own blocks."""
+    f = formation()
+    workers = [worker("a"), worker("b")]
+    first = form(f, 0.0, workers)
+    assert not first.intact
+    f.handle(PipelineLost(1.0, Epoch(7), None, "step deadline"))
+    again = form(f, 1.0, workers, revision=2, epoch=9, prior=prior)
+    assert again.generation == first.generation and again.intact is intact

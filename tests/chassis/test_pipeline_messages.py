@@ -156,7 +156,7 @@ def test_bad_form(field: str, value: object) -> None:
 
 
 def test_formed_round_trip() -> None:
-    yes = p.Formed(None, Epoch(4), "w.1", 99)
+    yes = p.Formed(None, Epoch(4), "w.1", 99, prior_epoch=Epoch(3))
     no = p.Formed(p.FormRefusal.IN_USE, Epoch(9), error="busy")
     assert p.parse_formed(p.build_formed(yes)) == yes
     assert p.parse_formed(p.build_formed(no)) == no

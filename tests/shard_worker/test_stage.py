@@ -175,6 +175,16 @@ def test_after_that_another_may() -> None:
     assert "Load" in kinds(w.ask(replace(FORM, epoch=Epoch(4), batcher_boot=BootId("c")), 2))
 
 
+def test_formed_tells_which_epoch_had_the_memory_before() -> None:
+    """The stamp stays, but another batcher's steps may have written its blocks."""
+    w = Worker().form()
+    w.down(1)
+    w.now += 1
+    w.form(replace(FORM, epoch=Epoch(8), batcher_boot=BootId("other")), call=2, first_link=4)
+    priors = [e.formed.prior_epoch for e in w.seen if isinstance(e, s.Answer)]
+    assert priors == [0, 3]
+
+
 def test_kv_stamps_count_allocations() -> None:
     w = Worker().form()
     w.up(11, control(4))
