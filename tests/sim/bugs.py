@@ -120,10 +120,11 @@ def prefixes_kept_over_a_generation() -> Bug:
     formation = Core._formation
 
     def broken(self: Core, effects: list[Any], now: float) -> None:
-        for effect in effects:
+        kept = [replace(f, intact=True) if isinstance(f, Stood) else f for f in effects]
+        for effect in kept:
             if isinstance(effect, Stood) and self._generation is not None:
                 self._generation = effect.generation
-        formation(self, effects, now)
+        formation(self, kept, now)
 
     return Core, "_formation", broken
 

@@ -121,7 +121,27 @@ def draw(seed: int) -> Options:
         duel=rng.random() < 0.15,
         twin=rng.choice((0.0, 0.0, 0.4)),
     )
-    return _duel(options) if options.duel else options
+    if options.duel:
+        return _duel(options)
+    return _absent(options) if rng.random() < 0.1 else options
+
+
+def _absent(options: Options) -> Options:
+    """Everybody hangs up, and comes back while the owner still counts; little else goes wrong."""
+    return replace(
+        options,
+        faults=options.faults[:1],
+        num_faults=min(options.num_faults, 1),
+        core_loss=0.0,
+        call_loss=0.0,
+        answer_loss=0.0,
+        stale_read=0.0,
+        step_cost_s=0.1,
+        output_len_max=20,
+        num_blocks=max(options.num_blocks, 100),
+        cancel=0.0,
+        leave=1.0,
+    )
 
 
 def _duel(options: Options) -> Options:

@@ -1,0 +1,34 @@
+"""The test of the tests: each deliberate bug is found by one of the seeds that were chosen for it.
+
+What a seed does changes with every change of what it runs, hence several of them. When all have gone stale,
+`python -m tests.sim --bug NAME --seeds 300 --keep-going` finds new ones.
+"""
+
+import pytest
+
+from tests.sim.bugs import BUGS, injected
+from tests.sim.run import run_seed
+
+FOUND_BY = {
+    "ack_before_the_terminal_record": (0, 1, 2),
+    "records_written_without_reading": (4, 12, 15, 43, 46),
+    "minimum_not_raised": (3, 4, 0, 9, 13),
+    "fenced_batcher_goes_on": (33, 46, 93, 136, 143),
+    "gaps_are_taken_for_the_next_part": (11, 10, 24, 38, 53),
+    "finish_before_the_record": (0, 1, 2),
+    "block_committed_before_its_step_returned": (3, 4, 0),
+    "prefixes_kept_over_a_generation": (114, 115, 147),
+    "blocks_released_twice": (24, 9, 15, 31, 34),
+    "count_of_a_gateway_never_stops": (0, 98),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_bug_is_found(bug: str) -> None:
+    for seed in FOUND_BY[bug]:
+        with injected(bug):
+            found = run_seed(seed).failures
+        if found:
+            assert not run_seed(seed).failures, f"seed {seed} fails without the bug too"
+            return
+    raise AssertionError(f"none of seeds {FOUND_BY[bug]} finds it any more")
