@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from batcher import events as e
+from batcher.account import Account
 from batcher.actions import Actions
 from batcher.audience import Audience
 from batcher.core import Core
@@ -19,7 +20,9 @@ from batcher.tenure import Tenure
 from chassis.bus import Bus
 from chassis.messages.kvstore import Exchange, Exchanged
 from chassis.messages.request import Part, Record, Terminal
+from chassis.trace import Span, Tracer
 from gateway.serving import Serving
+from gateway.spans import RequestTrace
 from gateway.stream import Fit, Held
 from kvstore.ledger import Pool
 
@@ -148,6 +151,51 @@ def count_of_a_gateway_never_stops() -> Bug:
     return Audience, "join", broken
 
 
+def releases_forgotten() -> Bug:
+    exchange = Pool.exchange
+
+    def broken(self: Pool, call: Exchange) -> Exchanged:
+        return exchange(self, replace(call, releases=()))
+
+    return Pool, "exchange", broken
+
+
+class _Unlinked:
+    """A tracer that records spans without their links."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tracer, name)
+
+    def record(self, span: Span) -> None:
+        self._tracer.record(span._replace(links=()))
+
+
+def steps_do_not_know_their_requests() -> Bug:
+    record = Account._step_span
+
+    def broken(self: Account, *args: Any, **more: Any) -> None:
+        tracer, self._tracer = self._tracer, _Unlinked(self._tracer)
+        try:
+            record(self, *args, **more)
+        finally:
+            self._tracer = tracer
+
+    return Account, "_step_span", broken
+
+
+def spans_without_their_root() -> Bug:
+    done = RequestTrace.done
+
+    def broken(self: RequestTrace, client: Any, error: BaseException | None) -> None:
+        if client.end is None:
+            done(self, client, error)
+
+    return RequestTrace, "done", broken
+
+
 BUGS: dict[str, Callable[[], Bug]] = {
     bug.__name__: bug
     for bug in (
@@ -161,6 +209,9 @@ BUGS: dict[str, Callable[[], Bug]] = {
         prefixes_kept_over_a_generation,
         blocks_released_twice,
         count_of_a_gateway_never_stops,
+        releases_forgotten,
+        steps_do_not_know_their_requests,
+        spans_without_their_root,
     )
 }
 

@@ -20,6 +20,9 @@ FOUND_BY = {
     "prefixes_kept_over_a_generation": (114, 115, 147),
     "blocks_released_twice": (24, 9, 15, 31, 34),
     "count_of_a_gateway_never_stops": (0, 98),
+    "releases_forgotten": (0, 1, 2),
+    "steps_do_not_know_their_requests": (0, 1, 2),
+    "spans_without_their_root": (0, 1, 2),
 }
 
 
