@@ -56,6 +56,8 @@ Event = (
     | PoolAttached
 )
 
+YIELD_S = 1.0  # without a pipeline, while others serve: then they get what is held
+
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
@@ -99,6 +101,8 @@ class Core:
         match event:
             case WorkersSeen() | EpochWritten() | StageFormed():
                 self._formation(self.formation.handle(event), event.now)
+                if self._give_up_at is not None and self.formation.others_stand:
+                    self._give_up_at = min(self._give_up_at, event.now + YIELD_S)
             case PipelineLost():
                 self._lost(event)
             case StepReturned():

@@ -159,7 +159,9 @@ class Formation:
         self.epoch = Epoch(0)  # the newest we asked for
         self._workers: dict[str, tuple[WorkerEntry, int]] = {}
         self._shunned: dict[str, int] = {}  # boot -> revision of the entry that failed us
-        self._ours: frozenset[str] = frozenset()  # workers of our last formation
+        self._absent: frozenset[str] = frozenset()  # of those shunned, who could not be reached
+        self._suspect: str | None = None  # taken last, since the pipeline that stood was lost
+        self._ours: frozenset[str] = frozenset()  # workers of our last formations, up to one that stood
         self._stages: tuple[Stage, ...] = ()
         self._stamps: list[str] = []
         self._num_blocks = 0
@@ -180,6 +182,7 @@ class Formation:
                 self._shunned = {
                     b: r for b, r in self._shunned.items() if b in self._workers and self._workers[b][1] == r
                 }
+                self._absent &= frozenset(self._shunned)
                 return self._seek(event.now) if self._retry_at is None else []
             case EpochWritten():
                 return self._numbered(event)
@@ -200,6 +203,14 @@ class Formation:
     def next_timer(self) -> float | None:
         times = [t for t in (self._retry_at, self._give_up_at) if t is not None]
         return min(times) if times else None
+
+    @property
+    def others_stand(self) -> bool:
+        """Whether there is nothing to form of, and as many workers as make a pipeline serve somebody else."""
+        if self.state is not State.SEEKING or self._choose() is not None:
+            return False
+        busy = [boot for boot, (worker, _) in self._workers.items() if not worker.free]
+        return sum(boot not in self._absent for boot in busy) >= self._config.num_stages
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -246,13 +257,14 @@ class Formation:
         stage = self._stages[len(self._stamps)]
         if event.kv_stamp is None:
             self._above = max(self._above, event.last_epoch)
-            return self._fail(event.now, event.blamed or stage.worker.boot)
+            return self._fail(event.now, event.blamed or stage.worker.boot, event.blamed is not None)
         self._num_blocks = min(self._num_blocks or event.num_blocks, event.num_blocks)
         self._stamps.append(event.kv_stamp)
         self._intact &= event.prior_epoch in self._fixed
         if len(self._stamps) < len(self._stages):
             return [self._form_next(event.now)]
         self.state = State.STANDING
+        self._suspect = None
         self._give_up_at = None
         self._failures = 0
         self._ours = frozenset(s.worker.boot for s in self._stages)
@@ -264,20 +276,27 @@ class Formation:
     def _lost(self, event: PipelineLost) -> list[FormationEffect]:
         if event.epoch != self.epoch or self.state not in (State.STANDING, State.FORMING):
             return []
-        return self._fail(event.now, event.boot)
+        if self.state is State.FORMING:
+            return self._fail(event.now, event.boot)
+        self._suspect = event.boot  # the first link to close may be that of a dead one's neighbour
+        return self._fail(event.now, None)
 
-    def _fail(self, now: float, boot: str | None) -> list[FormationEffect]:
-        """Back to seeking. The worker that failed us is left alone until its entry changes."""
+    def _fail(self, now: float, boot: str | None, unreachable: bool = False) -> list[FormationEffect]:
+        """Back to seeking. The worker that failed us is left alone until its entry changes; one that was
+        not there at all is no rival's doing, and the others are asked soon, before a rival has them.
+        """
         if boot is not None and boot in self._workers:
             self._shunned[boot] = self._workers[boot][1]
+            if unreachable:
+                self._absent |= {boot}
         effects: list[FormationEffect] = []
         if self.state is not State.NUMBERING:
             effects.append(CloseLinks(self.epoch))
-            self._ours = frozenset(s.worker.boot for s in self._stages)
+            self._ours |= frozenset(s.worker.boot for s in self._stages)
         was_standing = self.state is State.STANDING
         self.state = State.SEEKING
         self._give_up_at = None
-        if was_standing:
+        if was_standing or unreachable:
             self._retry_at = now + self._config.retry_min_s
         else:
             self._failures += 1
@@ -315,6 +334,8 @@ class Formation:
         return tuple(Stage(chosen[i], *r) for i, r in enumerate(ranges))
 
     def _fitness(self, worker: WorkerEntry, index: int, layers: tuple[int, int]) -> int:
+        if worker.boot == self._suspect:
+            return 0
         if (worker.loaded.start, worker.loaded.stop) == layers:
             return 4
         if worker.preferred_stage == index:

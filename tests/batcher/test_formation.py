@@ -187,3 +187,43 @@ def test_memory_is_intact_only_if_no_other_batcher_had_the_workers_since(prior: 
     f.handle(PipelineLost(1.0, Epoch(7), None, "step deadline"))
     again = form(f, 1.0, workers, revision=2, epoch=9, prior=prior)
     assert again.generation == first.generation and again.intact is intact
+
+
+def test_a_neighbour_blamed_for_the_dead_is_taken_again_at_once() -> None:
+    """The living stage closes its links too, sometimes first; a standby is after the same workers."""
+    f = formation()
+    form(f, 0.0, [worker("a"), worker("b")])
+    f.handle(PipelineLost(1.0, Epoch(7), BootId("a"), "link"))  # but b is the one that died
+    now = ((worker("a", free=False), 1), (worker("b", free=False), 2), (worker("s"), 3))
+    f.handle(WorkersSeen(1.0, now))
+    assert f.next_timer() == pytest.approx(1.05)
+    [write] = f.tick(f.next_timer() or 0)
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(1.06, write.call, Epoch(9)))
+    assert isinstance(first, FormStage) and "b" in [s.worker.boot for s in first.stages]
+    f.handle(StageFormed(1.07, first.call, None, cause="refused", blamed=BootId("b")))
+    assert f.next_timer() == pytest.approx(1.12)  # no waiting as after a rival's success
+    [write] = f.tick(f.next_timer() or 0)
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(1.13, write.call, Epoch(10)))
+    assert isinstance(first, FormStage)
+    assert sorted(s.worker.boot for s in first.stages) == ["a", "s"]
+
+
+def test_it_is_seen_when_others_have_the_workers() -> None:
+    f = formation()
+    form(f, 0.0, [worker("a"), worker("b")])
+    assert not f.others_stand
+    f.handle(PipelineLost(1.0, Epoch(7), BootId("b"), "link"))
+    f.handle(WorkersSeen(1.0, ((worker("a", free=False), 1), (worker("b", free=False), 2))))
+    assert not f.others_stand  # they are its own, as far as anybody knows
+    [write] = f.tick(f.next_timer() or 0)
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(2.0, write.call, Epoch(9)))
+    assert isinstance(first, FormStage)
+    f.handle(StageFormed(2.0, first.call, None, cause="connection refused", blamed=BootId("b")))
+    f.tick(f.next_timer() or 0)
+    assert not f.others_stand  # one of two is dead
+    taken = ((worker("a", free=False), 5), (worker("b", free=False), 2), (worker("s", free=False), 6))
+    f.handle(WorkersSeen(2.1, taken))
+    assert f.others_stand
