@@ -59,7 +59,7 @@ class Arrivals:
         if self.closed:
             self._bus.nak(delivery.token)
             return
-        wall_ns = self._wall_ns()
+        now, wall_ns = asyncio.get_running_loop().time(), self._wall_ns()  # one moment on two clocks
         message = delivery.message
         try:
             request = parse_request(message.data)
@@ -73,7 +73,7 @@ class Arrivals:
         self._account.delivered(request, message.stored_at_ns, wall_ns, delivery.count)
         self._tell(
             ev.Delivered(
-                asyncio.get_running_loop().time(),
+                now,
                 request,
                 delivery.token,
                 delivery.count,

@@ -28,6 +28,7 @@ from tests.e2e.rig import (
 )
 
 EXPLAINED = 5  # answers, of each test
+CLOCKS_US = 5000  # a busy machine may stop a process between looks at two clocks
 CEILING_S = {"stage": 10.0, "batcher": 8.0, "kvstore": 3.0, "nats": 3.0}
 OUTPUT_LEN = 100
 Record = Callable[[str, object], None]
@@ -62,7 +63,8 @@ async def explained(shoal: Running, answers: list[Answer]) -> None:
 
         await until(whole, f"the story of {answer.request_id} is whole")
         book = story.ledger()
-        assert book is not None and abs(book.unaccounted_us) <= book.total_us / 100, book
+        assert book is not None
+        assert abs(book.unaccounted_us) <= max(book.total_us / 100, CLOCKS_US), book
     await bus.close()
 
 
