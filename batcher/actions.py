@@ -16,6 +16,7 @@ class OwnershipConfig:
     held_len_max: int = 2048  # waiting and running requests together
     progress_period_s: float = 0.25
     progress_len_max: int = 256  # tokens of one Progress
+    progress_at_once_max: int = 64  # above it they are spread over the period
     ack_wait_s: float = 1.0  # the broker's: who sleeps longer may have lost what it held
     owner_wait_s: float = 0.2
     takeover_wait_s: float = 0.2  # answers are collected for so long

@@ -46,6 +46,7 @@ class Holding:
     age_s: float  # when first delivered here
     delivered_at: float
     deadline: float | None
+    number: int = 0  # counts what this batcher began
     state: State = State.NONE
     timer_at: float | None = None  # of the state: silence, a round of questions, the next read
     call: int = 0  # of the completion that is waited for; 0: none

@@ -16,6 +16,8 @@ from batcher.tenure import Tenure
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages.request import Attach, AttachKind, Part, Terminal
 
+PROGRESS_LANES = 8
+
 
 class Ownership:
     """`handle` is the one entry; `next_timer` says when it wants the next Tick."""
@@ -30,6 +32,8 @@ class Ownership:
         self._alive = True
         self._draining = False
         self._progress_at = 0.0
+        self._lane = 0
+        self._numbers = 0  # of the tenures begun
 
     # ---- seen from outside -------------------------------------------------------------------------
 
@@ -198,12 +202,20 @@ class Ownership:
                 held.on_time()
             self._settle(held)
         if self._progress_at <= self._turn.now:
-            self._progress_at = self._turn.now + self._config.progress_period_s
-            if self._alive:
-                tokens = tuple(held.token for held in self._held.values())
-                size = self._config.progress_len_max
-                for first in range(0, len(tokens), size):
-                    self._turn.out.append(e.Progress(tokens[first : first + size]))
+            self._keep_held()
+
+    def _keep_held(self) -> None:
+        """Everything held is kept once a period. Many take turns within it, so that no turn carries them all:
+        each has a lane of its own, hence a gap of two periods at most, whoever else comes and goes."""
+        config, held = self._config, self._held.values()
+        lanes = PROGRESS_LANES if len(held) > config.progress_at_once_max else 1
+        self._progress_at = self._turn.now + config.progress_period_s / lanes
+        self._lane = (self._lane + 1) % lanes
+        if self._alive:
+            tokens = tuple(h.token for h in held if h.number % lanes == self._lane)
+            size = config.progress_len_max
+            for first in range(0, len(tokens), size):
+                self._turn.out.append(e.Progress(tokens[first : first + size]))
 
     # ---- deliveries, the pipeline, the end of the process ------------------------------------------
 
@@ -227,7 +239,9 @@ class Ownership:
             delivered_at=event.now,
             deadline=event.now - event.age_s + timeout_ms / 1000 if timeout_ms else None,
             turn=self._turn,
+            number=self._numbers,
         )
+        self._numbers += 1
         self._held[held.id] = held
         held.begin(event.count)
         self._settle(held)

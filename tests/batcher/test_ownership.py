@@ -1,11 +1,12 @@
 """Table 2.1 of the ownership protocol, row by row. Each test is named for its row."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from batcher import events as e
-from batcher.ownership import OwnershipConfig, State
+from batcher.ownership import Ownership, OwnershipConfig, State
 from chassis.ids import AckToken, Attempt, BootId, RequestId
 from chassis.messages.request import (
     AttachKind,
@@ -954,3 +955,28 @@ def test_a_cancel_for_the_deadline_ends_as_deadline(how: str) -> None:
             rig.wait(0.2)
     (append,) = [x for x in rig.seen if isinstance(x, e.Append) and isinstance(x.record, Terminal)]
     assert append.record.reason is Reason.DEADLINE  # type: ignore[union-attr]
+
+
+def test_many_are_kept_in_turns_and_each_within_two_periods() -> None:
+    """A thousand acks in one turn would hold up the steps; whoever leaves, nobody is passed over."""
+    config = OwnershipConfig()
+    ownership = Ownership(ME, config)
+    for i in range(400):
+        asked = replace(request(), id=RequestId(f"r{i}"))
+        ownership.handle(e.Delivered(0.0, asked, AckToken(f"t{i}"), 1, 0.0))
+    kept = dict.fromkeys((f"t{i}" for i in range(400)), 0.0)
+    now, burst = 0.0, 0
+    for turn in range(64):
+        at = ownership.next_timer()
+        assert at is not None
+        now = at
+        said = [effect for effect in ownership.handle(e.Tick(now)) if isinstance(effect, e.Progress)]
+        tokens = [token for effect in said for token in effect.tokens]
+        burst = max(burst, len(tokens))
+        kept.update(dict.fromkeys(tokens, now))
+        gone = f"r{turn * 3}"
+        if ownership.holds(RequestId(gone)):
+            ownership.handle(e.Heard(now, CancelAsk(RequestId(gone))))
+        live = [t for i, t in enumerate(kept) if ownership.holds(RequestId(f"r{i}"))]
+        assert all(now - kept[t] <= 2 * config.progress_period_s for t in live)
+    assert burst <= 60 and now > 4 * config.progress_period_s
