@@ -172,13 +172,13 @@ class Core:
                     pass
 
     def _lost(self, event: PipelineLost) -> None:
-        stood = self.standing
+        stood, left = self.standing, self.formation.someone_left
         effects = self.formation.handle(event)
         if stood and not self.standing:
             held = self.scheduler.unform(event.now)
             self._out.append(Interrupted(event.epoch, event.cause, held))
             self._give_up_at = event.now + self._reform_timeout_s
-            if held:
+            if held and not left:  # who drains does not die of a request
                 self._owned(self.ownership.handle(WorkersDied(event.now, held)), event.now)
         self._formation(effects, event.now)
 

@@ -213,6 +213,11 @@ class Formation:
         return sum(boot not in self._absent for boot in busy) >= self._config.num_stages
 
     @property
+    def someone_left(self) -> bool:
+        """Whether a worker of the standing pipeline withdrew its entry: its links close in good order."""
+        return any(s.worker.boot not in self._workers for s in self.stages)
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         return self._stages if self.state is State.STANDING else ()
 

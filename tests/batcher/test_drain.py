@@ -2,9 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from batcher.config import Config
 from batcher.service import Batcher
-from tests.batcher.test_service import deployment
+from chassis import subjects
+from chassis.ids import RequestId
+from chassis.memory_bus import MemoryBus
+from chassis.messages.request import Claim, build_request, parse_record
+from tests.batcher.test_service import deployment, request
 from tests.sim.loop import run
 from tests.sim.options import draw
 from tests.sim.world import World
@@ -45,5 +51,34 @@ def test_more_stages_than_layers_is_said_at_once() -> None:
             await asyncio.sleep(1)
             assert "num_stages: 40; model fake has 8 layers" in world.failures[0], world.failures
             world.failures.clear()
+
+    run(main())
+
+
+def _deaths(world: World) -> list[tuple[int, int]]:
+    log = world.broker.streams[subjects.RESULTS].messages()
+    records = [parse_record(stored.data) for stored in log]
+    return [(r.worker_deaths, r.batcher_deaths) for r in records if isinstance(r, Claim)]
+
+
+@pytest.mark.parametrize("who", ["worker0", "worker1"])
+def test_a_worker_that_drains_is_not_counted_as_a_death(who: str) -> None:
+    """Otherwise three restarts in good order would fail a long request as poison."""
+
+    async def main() -> None:
+        async with deployment(num_stages=2) as world:
+            world.ring.delay_s = lambda a, b: 0.01
+            bus = MemoryBus(world.broker, "client")
+            asked = build_request(request("r1", (1, 2, 3), max_tokens=200))
+            await bus.append(subjects.request("fake", 5, RequestId("r1")), asked)
+            async with asyncio.timeout(30):
+                while not _deaths(world):  # noqa: ASYNC110 - virtual time
+                    await asyncio.sleep(0.1)
+                await world.drain(world.nodes[who], within_s=20.0, after_s=0.1)
+                while list(world.broker.streams[subjects.REQUESTS].messages()):  # noqa: ASYNC110 - virtual time
+                    await asyncio.sleep(0.1)
+            assert not world.killed, "it had to be killed"
+            assert _deaths(world)[-1] == (0, 0)
+            bus.kill()
 
     run(main())
