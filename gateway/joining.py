@@ -5,6 +5,7 @@ from chassis.ids import Attempt
 from chassis.messages.request import Claim, TakeoverQuestion, Terminal
 from gateway.events import (
     Count,
+    Fail,
     MessageRead,
     Publish,
     Published,
@@ -30,6 +31,10 @@ class Joining:
         first = known.request if known is not None else None
         if first is not None and first.body_digest != request.body_digest:
             self._table.out.append(other_body(e.client))  # whoever was first keeps the stream
+            return
+        if known is not None and first is None and not known.gone:  # its body is not read yet
+            again = Fail(e.client, Code.UNAVAILABLE, "request: another call resumes it", RETRY_MS)
+            self._table.out.append(again)
             return
         stream = Stream(e.client, request.id, request.tenant, request, ())
         if self._table.add(stream):

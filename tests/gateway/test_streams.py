@@ -420,6 +420,17 @@ def test_another_body_under_the_key_does_not_take_the_stream_of_who_was_first() 
     assert isinstance(passed, Pass) and passed.client == 1
 
 
+def test_who_resumes_keeps_its_stream_until_its_body_is_known() -> None:
+    """The newcomer may ask for something else under the key; it is told to try again."""
+    desk = Desk()
+    desk.resume((5,))
+    desk.do(Submit(desk.now, 3, KEYED))
+    fail = desk.one(Fail)
+    assert isinstance(fail, Fail) and (fail.client, fail.code) == (3, Code.UNAVAILABLE)
+    desk.read(terminal((5, 6)))
+    assert [type(e) for e in desk.out] == [Accept, Pass, End]
+
+
 @pytest.mark.parametrize("record", [claim(1, A, b"x" * 32), replace(terminal((5,)), body_digest=b"x" * 32)])
 def test_an_open_stream_never_follows_another_body(record: Claim | Terminal) -> None:
     """Two were stored under one key and different subjects; the other one was claimed."""
