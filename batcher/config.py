@@ -12,7 +12,7 @@ class Config:
     waiting_len_max: int = 1024
     running_len_max: int = 64
     step_tokens_max: int = 512
-    steps_in_flight: int = 0  # 0: as many as there are stages, and one more
+    steps_in_flight: int = 0  # 0: as many as there are stages, two for one stage
     block_size_tokens: int = 16
     # time
     step_timeout_ms: int = 5_000
