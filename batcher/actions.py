@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from batcher import events as e
 from batcher.holding import Holding, State
 from chassis.ids import Attempt, BootId, GatewayId
-from chassis.messages.request import Claim, Finish, Part, Reason, Record, Terminal
+from chassis.messages.chunk import Finish, Part
+from chassis.messages.request import Claim, Reason, Record, Terminal
 
 
 @dataclass(frozen=True, slots=True)

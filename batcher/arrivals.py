@@ -17,14 +17,8 @@ from chassis.bus import Bus, Delivery, Message
 from chassis.ids import AckToken, BootId
 from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard
-from chassis.messages.request import (
-    Attach,
-    OwnerQuestion,
-    Request,
-    TakeoverAnswer,
-    parse_request,
-    parse_to_batcher,
-)
+from chassis.messages.ownership import Attach, OwnerQuestion, TakeoverAnswer, parse_to_batcher
+from chassis.messages.request import Request, parse_request
 
 REPLIES_MAX = 65_536
 

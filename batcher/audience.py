@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chassis.ids import Attempt, GatewayId, RequestId
-from chassis.messages.request import Part
+from chassis.messages.chunk import Part
 
 GATEWAYS_MAX = 8  # of one request; beyond, the one that joined first is forgotten and must attach again
 

@@ -10,16 +10,17 @@ from enum import Enum
 from typing import NamedTuple
 
 from chassis.ids import AckToken, Attempt, BlockHash, BlockId, BootId, Epoch, GatewayId, RequestId
-from chassis.messages.request import (
+from chassis.messages.chunk import Finish, Part
+from chassis.messages.ownership import (
     Attach,
     AttachKind,
     CancelAsk,
     Detached,
-    Finish,
-    Part,
+    Refused,
+)
+from chassis.messages.request import (
     Reason,
     Record,
-    Refused,
     Request,
     Terminal,
     Timings,

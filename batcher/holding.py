@@ -11,8 +11,8 @@ from enum import Enum
 from batcher.audience import Audience
 from batcher.events import Ended
 from chassis.ids import AckToken, Attempt, BootId, RequestId
+from chassis.messages.chunk import EMPTY_DIGEST, extend_digest
 from chassis.messages.request import (
-    EMPTY_DIGEST,
     Cancel,
     Claim,
     Reason,
@@ -21,7 +21,6 @@ from chassis.messages.request import (
     Terminal,
     Timings,
     Usage,
-    extend_digest,
 )
 
 

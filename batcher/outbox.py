@@ -11,7 +11,7 @@ from chassis import log, subjects
 from chassis.bus import Bus
 from chassis.errors import BusError
 from chassis.ids import BootId, GatewayId
-from chassis.messages.request import Chunk, Finish, Part, build_chunk
+from chassis.messages.chunk import Chunk, Finish, Part, build_chunk
 
 BEAT_S = 0.2
 GATEWAYS_MAX = 4096  # numbers are remembered of so many

@@ -14,7 +14,9 @@ from batcher.alarms import Alarms
 from batcher.holding import State as State
 from batcher.tenure import Tenure
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
-from chassis.messages.request import Attach, AttachKind, Part, Terminal
+from chassis.messages.chunk import Part
+from chassis.messages.ownership import Attach, AttachKind
+from chassis.messages.request import Terminal
 
 PROGRESS_LANES = 8
 

@@ -13,15 +13,13 @@ from chassis.bus import Bus
 from chassis.errors import BusError, NoResponders, WrongSequence
 from chassis.ids import Attempt, BootId, RequestId
 from chassis.messages import BadMessage
+from chassis.messages.ownership import OwnerQuestion, build_to_batcher, parse_owner_answer
 from chassis.messages.request import (
     Cancel,
     Claim,
-    OwnerQuestion,
     Reason,
     Terminal,
     build_record,
-    build_to_batcher,
-    parse_owner_answer,
 )
 from chassis.record_log import last_record
 

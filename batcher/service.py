@@ -32,14 +32,14 @@ from chassis.ids import BootId, GatewayId, RequestId
 from chassis.inbox import Inbox
 from chassis.insist import insist
 from chassis.messages.card import ModelCard
-from chassis.messages.pipeline import StepResult
-from chassis.messages.registry import BatcherEntry
-from chassis.messages.request import (
+from chassis.messages.ownership import (
     TakeoverQuestion,
     build_attach_answer,
     build_owner_answer,
     build_takeover_question,
 )
+from chassis.messages.pipeline import StepResult
+from chassis.messages.registry import BatcherEntry
 from chassis.ports import Ports
 from chassis.recorder import Recorder
 

@@ -12,19 +12,21 @@ from batcher import events as e
 from batcher.actions import Actions
 from batcher.holding import State
 from chassis.ids import Attempt, GatewayId
-from chassis.messages.request import (
+from chassis.messages.chunk import Part
+from chassis.messages.ownership import (
     Attach,
     AttachKind,
-    Cancel,
     CancelAsk,
-    Claim,
     Detached,
-    Part,
+    Refused,
+    longest,
+)
+from chassis.messages.request import (
+    Cancel,
+    Claim,
     Reason,
     Record,
-    Refused,
     Terminal,
-    longest,
 )
 
 OWNING = (State.TAKEOVER, State.RUNNING, State.VERIFYING, State.WRITING)

@@ -20,20 +20,18 @@ from batcher.stops import Stops
 from bench.results_file import Sample, table, write
 from chassis.ids import AckToken, Attempt, BlockId, BootId, Epoch, GatewayId, RequestId
 from chassis.messages.card import TokenBytes
-from chassis.messages.gateway import Delta, build_event
-from chassis.messages.pipeline import parse_step
-from chassis.messages.registry import WorkerEntry
-from chassis.messages.request import (
+from chassis.messages.chunk import (
     EMPTY_DIGEST,
     Chunk,
-    Limits,
     Part,
-    Request,
-    Sampling,
     build_chunk,
     extend_digest,
     parse_chunk,
 )
+from chassis.messages.gateway import Delta, build_event
+from chassis.messages.pipeline import parse_step
+from chassis.messages.registry import WorkerEntry
+from chassis.messages.request import Limits, Request, Sampling
 from chassis.trace import SpanRing
 from gateway.detokenizer import OutputText
 from gateway.events import ChunkArrived, Pass, Publish, Published, PublishRequest, Submit

@@ -18,16 +18,8 @@ from chassis.errors import (
 )
 from chassis.ids import GatewayId
 from chassis.messages import BadMessage
-from chassis.messages.request import (
-    Attach,
-    AttachKind,
-    Record,
-    build_record,
-    build_request,
-    build_to_batcher,
-    parse_attach_answer,
-    parse_request,
-)
+from chassis.messages.ownership import Attach, AttachKind, build_to_batcher, parse_attach_answer
+from chassis.messages.request import Record, build_record, build_request, parse_request
 from chassis.record_log import last_record
 from gateway.config import Config
 from gateway.events import (

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chassis.ids import Attempt, BootId, RequestId
-from chassis.messages.request import Cancel, CancelAsk, Claim, Terminal
+from chassis.messages.ownership import CancelAsk
+from chassis.messages.request import Cancel, Claim, Terminal
 from gateway.events import (
     CancelHeard,
     CancelWritten,

@@ -9,18 +9,20 @@ from enum import Enum
 
 from chassis.errors import Code
 from chassis.ids import Attempt, BootId, RequestId
-from chassis.messages.request import (
+from chassis.messages.chunk import Chunk
+from chassis.messages.ownership import (
     AttachKind,
-    Cancel,
     CancelAsk,
-    Chunk,
     Detached,
-    Reason,
-    Record,
     Refused,
-    Request,
     TakeoverAnswer,
     TakeoverQuestion,
+)
+from chassis.messages.request import (
+    Cancel,
+    Reason,
+    Record,
+    Request,
     Timings,
     Usage,
 )

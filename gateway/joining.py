@@ -2,7 +2,8 @@
 
 from chassis.errors import Code
 from chassis.ids import Attempt
-from chassis.messages.request import Claim, TakeoverQuestion, Terminal
+from chassis.messages.ownership import TakeoverQuestion
+from chassis.messages.request import Claim, Terminal
 from gateway.events import (
     Count,
     Fail,

@@ -2,20 +2,16 @@
 
 from chassis.errors import Code
 from chassis.ids import Attempt, BootId
-from chassis.messages.request import (
+from chassis.messages.chunk import Finish, Part
+from chassis.messages.ownership import (
     AttachKind,
-    Cancel,
     CancelAsk,
-    Claim,
     Detached,
-    Finish,
-    Part,
-    Reason,
     Refused,
     TakeoverAnswer,
     TakeoverQuestion,
-    Terminal,
 )
+from chassis.messages.request import Cancel, Claim, Reason, Terminal
 from gateway.events import AskOwner, AttachAnswered, Count, End, Pass, RecordRead, Tell
 from gateway.stream import Fit, Probe, Said, State, Stream
 from gateway.table import StreamTable

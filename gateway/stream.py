@@ -10,15 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from chassis.ids import Attempt, BootId, RequestId
-from chassis.messages.request import (
-    EMPTY_DIGEST,
-    Finish,
-    Part,
-    Record,
-    Request,
-    TakeoverQuestion,
-    extend_digest,
-)
+from chassis.messages.chunk import EMPTY_DIGEST, Finish, Part, extend_digest
+from chassis.messages.ownership import TakeoverQuestion
+from chassis.messages.request import Record, Request
 
 KEPT_LEN_MAX = 256
 

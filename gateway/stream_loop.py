@@ -14,7 +14,8 @@ from chassis.ids import GatewayId, RequestId
 from chassis.inbox import Inbox
 from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard
-from chassis.messages.request import parse_chunk, parse_takeover_question
+from chassis.messages.chunk import parse_chunk
+from chassis.messages.ownership import parse_takeover_question
 from chassis.ports import Ports
 from gateway.bus_calls import BusCalls, is_boot
 from gateway.clients import Client

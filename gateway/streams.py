@@ -7,7 +7,7 @@ CLOSED is to be forgotten. What no row names is dropped. A completion whose call
 
 from chassis.errors import Code
 from chassis.ids import GatewayId
-from chassis.messages.request import Refused, TakeoverQuestion
+from chassis.messages.ownership import Refused, TakeoverQuestion
 from gateway.events import (
     AttachAnswered,
     CancelHeard,

@@ -1,6 +1,6 @@
 """Every message has one home here: its value type, one function that builds it, one that parses it.
 
-One file per proto. Parsers raise `BadMessage` on anything that is not a well-formed message.
+One file per noun. Parsers raise `BadMessage` on anything that is not a well-formed message.
 """
 
 import re

@@ -5,17 +5,13 @@ from typing import TypeVar
 from batcher import events as e
 from batcher.ownership import Ownership, OwnershipConfig, State
 from chassis.ids import AckToken, Attempt, BootId, GatewayId, RequestId
+from chassis.messages.chunk import Finish, Part
+from chassis.messages.ownership import Attach, CancelAsk, Detached, Refused
 from chassis.messages.request import (
-    Attach,
-    CancelAsk,
     Claim,
-    Detached,
-    Finish,
     Limits,
-    Part,
     Reason,
     Record,
-    Refused,
     Request,
     Sampling,
     Timings,

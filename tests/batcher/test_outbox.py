@@ -4,7 +4,14 @@ from batcher.events import SendParts
 from batcher.outbox import Outbox
 from chassis.errors import MessageTooLarge
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
-from chassis.messages.request import EMPTY_DIGEST, Chunk, Finish, Part, Reason, parse_chunk
+from chassis.messages.chunk import (
+    EMPTY_DIGEST,
+    Chunk,
+    Finish,
+    Part,
+    parse_chunk,
+)
+from chassis.messages.request import Reason
 
 GATEWAY = GatewayId("g")
 MESSAGE_BYTES_MAX = 1 << 20  # the broker's default

@@ -8,17 +8,9 @@ import pytest
 from batcher import events as e
 from batcher.ownership import Ownership, OwnershipConfig, State
 from chassis.ids import AckToken, Attempt, BootId, RequestId
-from chassis.messages.request import (
-    AttachKind,
-    Cancel,
-    CancelAsk,
-    Claim,
-    Detached,
-    Reason,
-    Refused,
-    Terminal,
-    extend_digest,
-)
+from chassis.messages.chunk import extend_digest
+from chassis.messages.ownership import AttachKind, CancelAsk, Detached, Refused
+from chassis.messages.request import Cancel, Claim, Reason, Terminal
 from tests.batcher.ownership_rig import ME, OTHER, G, H, R, Rig, request
 
 A1, A2, A3 = Attempt(1), Attempt(2), Attempt(3)

@@ -6,12 +6,11 @@ from batcher import events as e
 from batcher.audience import Audience
 from batcher.ownership import State
 from chassis.ids import Attempt
+from chassis.messages.ownership import AttachKind, Refused
 from chassis.messages.request import (
-    AttachKind,
     Cancel,
     Claim,
     Reason,
-    Refused,
     Terminal,
     Timings,
     Usage,

@@ -10,15 +10,14 @@ from chassis import subjects
 from chassis.bus import Message
 from chassis.ids import GatewayId, RequestId
 from chassis.memory_bus import MemoryBus
+from chassis.messages.chunk import Chunk, parse_chunk
 from chassis.messages.request import (
-    Chunk,
     Limits,
     Reason,
     Request,
     Sampling,
     Terminal,
     build_request,
-    parse_chunk,
     parse_record,
 )
 from kvstore.config import Config as KvConfig

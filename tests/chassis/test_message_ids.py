@@ -3,14 +3,10 @@
 import pytest
 
 from chassis.messages import BadMessage
+from chassis.messages.chunk import parse_chunk
+from chassis.messages.ownership import parse_takeover_question, parse_to_batcher
 from chassis.messages.registry import parse_batcher, parse_kvstore, parse_model
-from chassis.messages.request import (
-    parse_chunk,
-    parse_record,
-    parse_request,
-    parse_takeover_question,
-    parse_to_batcher,
-)
+from chassis.messages.request import parse_record, parse_request
 from chassis.wire import pipeline_pb2
 from chassis.wire import request_pb2 as pb
 

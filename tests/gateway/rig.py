@@ -17,26 +17,30 @@ from chassis.memory_broker import MemoryBroker
 from chassis.memory_bus import MemoryBus
 from chassis.memory_rpc import MemoryRpcNetwork
 from chassis.messages.card import ModelCard, TokenBytes, build_card, card_digest
-from chassis.messages.gateway import Accepted, Delta, Finished, GenerateCall, GenerateEvent
-from chassis.messages.registry import ModelEntry, build_model
-from chassis.messages.request import (
-    Attach,
-    AttachKind,
+from chassis.messages.chunk import (
     Chunk,
-    Claim,
     Finish,
     Part,
+    build_chunk,
+    extend_digest,
+)
+from chassis.messages.gateway import Accepted, Delta, Finished, GenerateCall, GenerateEvent
+from chassis.messages.ownership import (
+    Attach,
+    AttachKind,
+    ToBatcher,
+    build_attach_answer,
+    parse_to_batcher,
+)
+from chassis.messages.registry import ModelEntry, build_model
+from chassis.messages.request import (
+    Claim,
     Reason,
     Request,
     Terminal,
-    ToBatcher,
     Usage,
-    build_attach_answer,
-    build_chunk,
     build_record,
-    extend_digest,
     parse_request,
-    parse_to_batcher,
 )
 from chassis.ports import Ports
 from chassis.trace import SpanRing

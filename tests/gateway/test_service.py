@@ -11,19 +11,16 @@ from chassis.errors import Code, Status
 from chassis.habits import Fate, Habits
 from chassis.ids import Attempt, GatewayId, RequestId
 from chassis.messages.gateway import Accepted, Delta, GenerateCall, Turn
-from chassis.messages.request import (
+from chassis.messages.ownership import (
     AttachKind,
-    Cancel,
     CancelAsk,
-    Claim,
     Detached,
-    Reason,
     Refused,
     TakeoverAnswer,
     TakeoverQuestion,
     build_takeover_question,
-    parse_record,
 )
+from chassis.messages.request import Cancel, Claim, Reason, parse_record
 from chassis.trace import TraceContext
 from gateway.admission import request_id_of
 from tests.gateway.rig import Reader, Rig, ScriptedBatcher, byte_card, call, run, until

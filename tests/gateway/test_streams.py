@@ -6,26 +6,25 @@ import pytest
 
 from chassis.errors import Code
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
-from chassis.messages.request import (
+from chassis.messages.chunk import Chunk, Finish, Part, extend_digest
+from chassis.messages.ownership import (
     Attach,
     AttachKind,
-    Cancel,
     CancelAsk,
-    Chunk,
-    Claim,
     Detached,
-    Finish,
-    Limits,
-    Part,
-    Reason,
-    Record,
     Refused,
-    Request,
-    Sampling,
     TakeoverAnswer,
     TakeoverQuestion,
+)
+from chassis.messages.request import (
+    Cancel,
+    Claim,
+    Limits,
+    Reason,
+    Record,
+    Request,
+    Sampling,
     Terminal,
-    extend_digest,
 )
 from gateway.events import (
     Accept,

@@ -9,19 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chassis.ids import Attempt, BootId
-from chassis.messages.request import (
-    AttachKind,
-    Cancel,
-    Chunk,
-    Claim,
-    Finish,
-    Part,
-    Reason,
-    TakeoverAnswer,
-    TakeoverQuestion,
-    Terminal,
-    extend_digest,
-)
+from chassis.messages.chunk import Chunk, Finish, Part, extend_digest
+from chassis.messages.ownership import AttachKind, TakeoverAnswer, TakeoverQuestion
+from chassis.messages.request import Cancel, Claim, Reason, Terminal
 from gateway.events import (
     Accept,
     AskOwner,

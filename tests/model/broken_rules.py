@@ -10,7 +10,9 @@ from batcher.holding import State
 from batcher.ownership import Ownership
 from batcher.tenure import Tenure
 from chassis.ids import AckToken, Attempt, GatewayId
-from chassis.messages.request import Cancel, Claim, Finish, Part, Record, Refused, Terminal
+from chassis.messages.chunk import Finish, Part
+from chassis.messages.ownership import Refused
+from chassis.messages.request import Cancel, Claim, Record, Terminal
 from tests.model.toy_gateway import ToyGateway
 
 

@@ -5,15 +5,13 @@ It speaks to the world only through `post` (something in flight) and the world's
 
 from typing import TYPE_CHECKING
 
+from chassis.messages.chunk import Finish, Part, extend_digest
 from chassis.messages.request import (
     Cancel,
     Claim,
-    Finish,
-    Part,
     Reason,
     Record,
     Terminal,
-    extend_digest,
 )
 
 if TYPE_CHECKING:

@@ -12,16 +12,13 @@ from typing import NamedTuple
 from batcher import events as e
 from batcher.ownership import Ownership, State
 from chassis.ids import AckToken, Attempt, BootId, GatewayId, RequestId
+from chassis.messages.ownership import Attach, CancelAsk, Detached, Refused
 from chassis.messages.request import (
-    Attach,
     Cancel,
-    CancelAsk,
     Claim,
-    Detached,
     Limits,
     Reason,
     Record,
-    Refused,
     Request,
     Sampling,
     Terminal,

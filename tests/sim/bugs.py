@@ -18,8 +18,9 @@ from batcher.records import Records
 from batcher.scheduler import Scheduler
 from batcher.tenure import Tenure
 from chassis.bus import Bus
+from chassis.messages.chunk import Part
 from chassis.messages.kvstore import Exchange, Exchanged
-from chassis.messages.request import Part, Record, Terminal
+from chassis.messages.request import Record, Terminal
 from chassis.trace import Span, Tracer
 from gateway.serving import Serving
 from gateway.spans import RequestTrace

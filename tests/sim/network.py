@@ -9,15 +9,14 @@ from chassis.habits import Fate, Habits, Restart, Settle
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_streams import MemoryStream
+from chassis.messages.ownership import TakeoverAnswer, parse_to_batcher
 from chassis.messages.request import (
     Cancel,
     Claim,
     Record,
-    TakeoverAnswer,
     Terminal,
     parse_record,
     parse_request,
-    parse_to_batcher,
 )
 from tests.sim.options import Options
 

@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 
 from chassis.ids import Attempt, BootId, RequestId
 from chassis.messages import BadMessage
-from chassis.messages.request import (
+from chassis.messages.chunk import (
     EMPTY_DIGEST,
     Chunk,
     Finish,
     Part,
-    Reason,
-    Usage,
     build_chunk,
     extend_digest,
     parse_chunk,
 )
+from chassis.messages.request import Reason, Usage
 from chassis.wire import request_pb2 as pb
 
 U32 = st.integers(0, (1 << 32) - 1)

@@ -1,0 +1,137 @@
+"""A chunk: one step's tokens and ends for all requests of one gateway, and the digest that judges them."""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from chassis.ids import Attempt, BootId, RequestId
+from chassis.messages import check, check_id, parse
+from chassis.messages.request import (
+    Reason,
+    Timings,
+    Usage,
+    build_timings,
+    build_usage,
+    parse_reason,
+    parse_timings,
+    parse_usage,
+)
+from chassis.wire import request_pb2 as pb
+
+
+class Part(NamedTuple):
+    """A tuple: one is made per stream and step."""
+
+    request_id: RequestId
+    attempt: Attempt
+    first_index: int
+    ids: tuple[int, ...]
+    digest: int  # of all output ids up to and with these
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    request_id: RequestId
+    attempt: Attempt
+    length: int
+    digest: int
+    reason: Reason
+    byte_cut: int | None = None
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    boot: BootId
+    number: int
+    parts: tuple[Part, ...]
+    finishes: tuple[Finish, ...]
+
+
+EMPTY_DIGEST = 0
+_DIGESTED = struct.Struct("<QI").pack  # digest so far, id
+
+
+def extend_digest(digest: int, ids: Iterable[int]) -> int:
+    """Running 64-bit digest of output ids: BLAKE2b-64 over (digest so far, id), one id at a time."""
+    state = digest
+    for token_id in ids:
+        data = _DIGESTED(state, token_id)
+        state = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    return state
+
+
+def build_chunk(chunk: Chunk) -> bytes:
+    return pb.Chunk(
+        boot=chunk.boot,
+        number=chunk.number,
+        parts=_parts(chunk.parts) if chunk.parts else None,
+        finishes=[
+            pb.Finish(
+                request_id=f.request_id,
+                attempt=f.attempt,
+                length=f.length,
+                digest=f.digest,
+                reason=f.reason.value,
+                byte_cut=f.byte_cut,
+                usage=build_usage(f.usage),
+                timings=build_timings(f.timings),
+                error=f.error,
+            )
+            for f in chunk.finishes
+        ],
+    ).SerializeToString()
+
+
+def _parts(parts: Sequence[Part]) -> pb.Parts:
+    request_ids, attempts, first_indices, ids, digests = zip(*parts, strict=True)
+    return pb.Parts(
+        request_ids=request_ids,
+        attempts=attempts,
+        first_indices=first_indices,
+        lens=list(map(len, ids)),
+        ids=list(chain.from_iterable(ids)),
+        digests=digests,
+    )
+
+
+def _parse_parts(m: pb.Parts) -> Iterator[Part]:
+    ids, lens = tuple(m.ids), m.lens
+    n = len(lens)
+    whole = n == len(m.request_ids) == len(m.attempts) == len(m.first_indices) == len(m.digests)
+    check(whole and sum(lens) == len(ids), "parts: columns do not add up")
+    end = 0
+    columns = zip(m.request_ids, m.attempts, m.first_indices, lens, m.digests, strict=True)
+    for request_id, attempt, first_index, length, digest in columns:
+        begin, end = end, end + length
+        yield Part(RequestId(request_id), Attempt(attempt), first_index, ids[begin:end], digest)
+
+
+def parse_chunk(data: bytes) -> Chunk:
+    m = parse(pb.Chunk, data)
+    check_id(m.boot, "chunk: boot")
+    check(m.number > 0, "chunk: number")
+    return Chunk(
+        boot=BootId(m.boot),
+        number=m.number,
+        parts=tuple(_parse_parts(m.parts)),
+        finishes=tuple(
+            Finish(
+                RequestId(f.request_id),
+                Attempt(f.attempt),
+                f.length,
+                f.digest,
+                parse_reason(f.reason),
+                f.byte_cut if f.HasField("byte_cut") else None,
+                parse_usage(f.usage),
+                parse_timings(f.timings),
+                f.error,
+            )
+            for f in m.finishes
+        ),
+    )
