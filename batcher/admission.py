@@ -129,7 +129,11 @@ class Admission:
                 return not self._lease.attached or not self._may_match(head)
 
     def _may_match(self, sequence: Sequence) -> bool:
-        return self._prefix_cache and sequence.num_match_blocks > 0
+        return (
+            self._prefix_cache
+            and sequence.num_match_blocks > 0
+            and self._lease.may_hold(sequence.chain(1)[0])
+        )
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size_tokens)

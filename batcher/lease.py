@@ -51,6 +51,8 @@ class Lease:
         self._idle: deque[BlockId] = deque()
         self._hashes: dict[BlockId, BlockHash] = {}  # held blocks with known content
         self._commits: list[tuple[BlockId, BlockHash, BlockHash]] = []
+        self._roots: dict[BlockHash, None] = {}  # first blocks of chains, the latest used last
+        self._roots_whole = False  # the pool has no content that was not committed here
         self._releases: list[BlockId] = []
         self._pending_since: float | None = None
         self._calls = 0
@@ -117,6 +119,8 @@ class Lease:
         assert self._refs[block] == 1 and block not in self._hashes
         self._hashes[block] = block_hash
         self._commits.append((block, block_hash, parent))
+        if parent == NO_PARENT:
+            self._used_root(block_hash)
         self._pend(now)
 
     def release(self, table: Iterable[BlockId], now: float) -> None:
@@ -132,6 +136,16 @@ class Lease:
         if surplus > 0 and self._attached:
             self._releases.extend(self._idle.pop() for _ in range(surplus + self._high))
             self._pend(now)
+
+    def may_hold(self, root: BlockHash) -> bool:
+        """False: the pool has nothing of a chain that begins with this block."""
+        return not self._roots_whole or root in self._roots
+
+    def _used_root(self, root: BlockHash) -> None:
+        self._roots.pop(root, None)
+        self._roots[root] = None
+        if len(self._roots) > self.num_blocks:  # the oldest was evicted long ago, or will be next
+            del self._roots[next(iter(self._roots))]
 
     def _pend(self, now: float) -> None:
         if self._pending_since is None:
@@ -166,6 +180,8 @@ class Lease:
             self._hashes.clear()
             self._commits.clear()
             self._releases.clear()
+            self._roots.clear()
+            self._roots_whole = False
             self._pending_since = None
         self.num_blocks = num_blocks
         self.begin(0)
@@ -293,6 +309,8 @@ class Lease:
             return call, nothing  # the attach that follows says that they are not held
         for blocks, chain in zip(event.blocks, call.chains, strict=True):
             self.stats.matched_blocks += len(blocks)
+            if blocks:
+                self._used_root(chain[0])
             for block, block_hash in zip(blocks, chain, strict=False):
                 count = self._refs.get(block, 0)
                 self._left = max(0, self._left - (count == 0))
@@ -312,6 +330,7 @@ class Lease:
             self._attached = True
             self._left = event.free + event.cached
             self._dry = False
+            self._roots_whole = self._roots_whole or event.cached == 0
         return True
 
     def _failed(self, now: float) -> None:

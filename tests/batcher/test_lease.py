@@ -272,3 +272,57 @@ def test_too_many_idle_blocks_go_back() -> None:
     assert lease.num_idle == 8
     assert len(exchange_call(lease, 2.0).releases) == 28
     lease.check([])
+
+
+def test_a_chain_that_begins_with_nothing_committed_here_cannot_be_cached() -> None:
+    lease = stocked(1, 2)
+    root, other = name("root"), name("other")
+    assert not lease.may_hold(root)
+    lease.take(2)
+    lease.commit(BlockId(1), root, NO_PARENT, 0.0)
+    lease.commit(BlockId(2), other, root, 0.0)
+    assert lease.may_hold(root)
+    assert not lease.may_hold(other), "it is no beginning"
+
+
+def test_content_from_before_may_begin_with_anything() -> None:
+    lease = Lease(2, 8)
+    lease.reset(100, pool_changed=True, now=0.0)
+    assert lease.may_hold(name("root")), "not attached: nothing is known"
+    call = attach_call(lease)
+    assert lease.attached_anew(PoolAttached(0.0, call.call, 98, cached=2))
+    assert lease.may_hold(name("root"))
+
+
+def test_beginnings_outlive_a_failure_but_not_the_pool() -> None:
+    lease = stocked(1, 2)
+    lease.take(1)
+    lease.commit(BlockId(1), name("root"), NO_PARENT, 0.0)
+    lease.release(blocks(1), 0.0)
+    call = exchange_call(lease, 1.0)
+    lease.exchanged(BlocksExchanged(1.0, call.call, (), 0, 0, failed=True))
+    attach = attach_call(lease, 1.0)
+    lease.attached_anew(PoolAttached(1.0, attach.call, 98, cached=1))
+    assert lease.may_hold(name("root")) and not lease.may_hold(name("other"))
+    lease.reset(100, pool_changed=True, now=2.0)
+    attach = attach_call(lease, 2.0)
+    lease.attached_anew(PoolAttached(2.0, attach.call, 100, cached=0))
+    assert not lease.may_hold(name("root"))
+
+
+def test_remembered_beginnings_are_bounded_by_the_pool() -> None:
+    lease = attached(num_blocks=2, low=0, high=1)
+    call = lease.calls(0.0)
+    assert call == []
+    for index in range(3):
+        lease.begin(0)
+        lease.lack(1)
+        exchange = exchange_call(lease, float(index))
+        (block,) = blocks(0)
+        lease.exchanged(BlocksExchanged(float(index), exchange.call, (block,), 1, 0))
+        assert lease.take(1) == [block]
+        lease.commit(block, name(f"root {index}"), NO_PARENT, float(index))
+        lease.release((block,), float(index))
+        sent = exchange_call(lease, index + 0.5)
+        lease.exchanged(BlocksExchanged(index + 0.5, sent.call, (), 2, 0))
+    assert [lease.may_hold(name(f"root {index}")) for index in range(3)] == [False, True, True]

@@ -138,6 +138,15 @@ def test_an_empty_step_every_second_when_nothing_runs() -> None:
 # ---- the cache -------------------------------------------------------------------------------------
 
 
+WARM = list(range(16))
+
+
+def warm(made: World) -> None:
+    """The pool has the blocks of `WARM`."""
+    made.add(make_request("warm", WARM, Limits(1)))
+    made.finish(100)
+
+
 def test_a_repeated_prompt_computes_only_its_tail() -> None:
     made = world()
     limits = Limits(2, ignore_eos=True)
@@ -172,10 +181,20 @@ def test_an_answer_to_a_match_that_nobody_waits_for_gives_its_blocks_back() -> N
 
 def test_a_kvstore_that_does_not_answer_does_not_hold_up_admission() -> None:
     made = world(match_wait_ms=250)
-    add(made, "a", 16)
+    warm(made)
+    began = made.now
+    made.add(make_request("a", WARM, Limits(2, ignore_eos=True)))
     assert not made.plan()
     made.now = made.scheduler.wake_at() or 0.0
-    assert made.now == pytest.approx(0.25)
+    assert made.now == pytest.approx(began + 0.25)
+    assert made.plan() and spans(made.ring[-1].rows) == [("a", 0, 16, True)]
+
+
+def test_a_prompt_that_begins_with_nothing_committed_is_not_asked_about() -> None:
+    made = world()
+    warm(made)
+    made.add(make_request("a", [*WARM[1:], WARM[0]], Limits(1)))
+    assert not any(isinstance(effect, MatchBlocks) for effect, _ in made.calls)
     assert made.plan() and spans(made.ring[-1].rows) == [("a", 0, 16, True)]
 
 
@@ -426,7 +445,8 @@ def test_the_same_pool_keeps_what_was_committed() -> None:
 
 def test_a_match_on_its_way_is_asked_again_of_the_new_epoch() -> None:
     made = world()
-    add(made, "a", 16)
+    warm(made)
+    made.add(make_request("a", WARM, Limits(2, ignore_eos=True)))
     assert any(isinstance(effect, MatchBlocks) for effect, _ in made.calls)
     made.lose()
     made.form(pool_changed=False)
