@@ -3,7 +3,6 @@ for what the world does. A call's outcome is an event; what is unclear is said t
 """
 
 import asyncio
-import re
 from collections.abc import Callable
 
 from chassis import log, subjects
@@ -37,13 +36,6 @@ from gateway.events import (
     Write,
     WriteCancel,
 )
-
-_BOOT = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-def is_boot(boot: str) -> bool:
-    """Whether it may stand in a subject; what others send us may not."""
-    return _BOOT.fullmatch(boot) is not None
 
 
 class BusCalls:

@@ -17,7 +17,7 @@ from chassis.messages.card import ModelCard
 from chassis.messages.chunk import parse_chunk
 from chassis.messages.ownership import parse_takeover_question
 from chassis.ports import Ports
-from gateway.bus_calls import BusCalls, is_boot
+from gateway.bus_calls import BusCalls
 from gateway.clients import Client
 from gateway.config import Config
 from gateway.detokenizer import OutputText
@@ -121,8 +121,6 @@ class StreamLoop:
     def on_chunk(self, message: Message) -> None:
         try:
             chunk = parse_chunk(message.data)
-            if not is_boot(chunk.boot):
-                raise BadMessage("chunk: boot")
         except BadMessage as error:
             self._bad(message, error)
             return
@@ -131,8 +129,6 @@ class StreamLoop:
     def on_takeover(self, message: Message) -> None:
         try:
             question = parse_takeover_question(message.data)
-            if not is_boot(question.boot):
-                raise BadMessage("takeover question: boot")
         except BadMessage as error:
             self._bad(message, error)
             return

@@ -9,7 +9,8 @@ import pytest
 from chassis import subjects
 from chassis.errors import Code, Status
 from chassis.habits import Fate, Habits
-from chassis.ids import Attempt, GatewayId, RequestId
+from chassis.ids import Attempt, BootId, GatewayId, RequestId
+from chassis.messages.chunk import Chunk, build_chunk
 from chassis.messages.gateway import Accepted, Delta, GenerateCall, Turn
 from chassis.messages.ownership import (
     AttachKind,
@@ -337,14 +338,15 @@ def test_garbage_on_each_subject_disturbs_nothing() -> None:
             job = await batcher.take()
             stranger = rig.bus("stranger")
             evil = build_takeover_question(TakeoverQuestion(job.request.id, Attempt(9), "a.b *>"))  # type: ignore[arg-type]
-            for data in (b"", b"\xff\xff", b"\x0a\x02\xff\xfe", evil):
+            evil_chunk = build_chunk(Chunk(BootId("a.b *>"), 1, (), ()))
+            for data in (b"", b"\xff\xff", b"\x0a\x02\xff\xfe", evil, evil_chunk):
                 stranger.publish(subjects.chunks(GatewayId(gateway.boot)), data)
                 stranger.publish(subjects.TAKEOVER, data)
             await stranger.put_entry("model.odd", b"\xff\xff\xff")
             await stranger.append(subjects.request("bytes", 5, RequestId("junk")), b"\xff\xff")
             with pytest.raises(Status):
                 await gateway.cancel("junk", "t")
-            await until(lambda: gateway.counts.get("bad message", 0) >= 7)
+            await until(lambda: gateway.counts.get("bad message", 0) == 10)
             batcher.send(job, *b"ok")
             await batcher.end(job)
             await reader.done()
