@@ -17,7 +17,7 @@ from gateway.events import (
     Submit,
 )
 from gateway.serving import DEADLINE_GRACE_S, Serving
-from gateway.stream import Said, State, Stream
+from gateway.stream import Probe, Said, State, Stream
 from gateway.table import RETRY_MS, StreamTable, not_found, other_body
 
 
@@ -107,6 +107,9 @@ class Joining:
             self._table.out += self._table.cancels.on_message(e)
             return
         stream = self._table.awaiting(e.request_id, e.call)
+        if stream is not None and stream.state is State.OPEN and stream.probe is Probe.MESSAGE:
+            self._serving.probed_message(stream, e)
+            return
         if stream is None or stream.state is not State.ATTACHING:
             return
         record, stream.read = stream.read, None

@@ -12,12 +12,23 @@ from chassis.messages.ownership import (
     TakeoverQuestion,
 )
 from chassis.messages.request import Cancel, Claim, Reason, Terminal
-from gateway.events import AskOwner, AttachAnswered, Count, End, Pass, RecordRead, Tell
+from gateway.events import (
+    AskOwner,
+    AttachAnswered,
+    Count,
+    End,
+    MessageRead,
+    Pass,
+    ReadMessage,
+    RecordRead,
+    Tell,
+)
 from gateway.stream import Fit, Probe, Said, State, Stream
-from gateway.table import StreamTable
+from gateway.table import RETRY_MS, StreamTable
 
 DEADLINE_GRACE_S = 1.0
 END_GRACE_S = 30.0  # from a cancel to its end, before the client is told that none came
+LOST_LOOKS = 4  # at least `lost_check_s` apart, without a sign of life between: nobody has the request
 
 
 class Serving:
@@ -81,6 +92,7 @@ class Serving:
 
     def _raise(self, stream: Stream, attempt: Attempt, boot: BootId) -> None:
         stream.min_attempt, stream.min_boot = attempt, boot
+        stream.absences = 0
         self._table.own(stream, boot)
 
     def answer_takeover(self, stream: Stream, q: TakeoverQuestion) -> None:
@@ -149,19 +161,22 @@ class Serving:
             return
         match e.kind:
             case AttachKind.ATTACHED:
+                stream.absences = 0
                 if stream.owner is not None:
                     self._table.owners.hear(e.now, stream.owner)
                 self._check_in(stream, self.check_interval(stream))
             case AttachKind.DIVERGED:  # it will end, and its record tell
+                stream.absences = 0
                 self._check_in(stream, self._table.limits.cancel_check_s)
                 self._table.own(stream, None)
             case _ if stream.probe is Probe.ASKING:
                 self._probe_read(stream)
             case _:
-                self._check_in(stream, self._table.limits.cancel_check_s)
+                self._probe_message(stream)
 
     def probed_record(self, stream: Stream, e: RecordRead) -> None:
         if e.failed:
+            stream.absences = 0  # a broker that does not answer says nothing
             self._check_in(stream, self._table.limits.cancel_check_s)
             return
         match e.record:
@@ -174,7 +189,34 @@ class Serving:
                 self._ask(stream, Probe.NAMED)
             case _:
                 self._table.own(stream, None)
-                self._check_in(stream, self.check_interval(stream))
+                self._probe_message(stream)
+
+    def _probe_message(self, stream: Stream) -> None:
+        """No owner was found. While its message is there, somebody will be given it."""
+        if stream.cancelling or self._table.now < stream.look_at:
+            self._check_in(stream, self._search_interval(stream))
+            return
+        stream.look_at = self._table.now + self._table.limits.lost_check_s
+        stream.probe, stream.call = Probe.MESSAGE, self._table.call()
+        self._table.out.append(ReadMessage(stream.id, stream.call))
+
+    def probed_message(self, stream: Stream, e: MessageRead) -> None:
+        gone = e.request is None and not e.failed
+        stream.absences = stream.absences + 1 if gone else 0
+        if stream.absences >= LOST_LOOKS and not stream.cancelling:
+            self._table.out.append(Count("request lost"))
+            lost = f"request {stream.id}: lost, its message is gone and nobody owns it; send it again"
+            self._table.fail(stream, Code.UNAVAILABLE, lost, RETRY_MS)
+            return
+        self._check_in(stream, self._search_interval(stream))
+
+    def _search_interval(self, stream: Stream) -> float:
+        """Until an owner is looked for again, after none was found."""
+        limits = self._table.limits
+        if stream.owner is not None:  # named by the record
+            return limits.cancel_check_s
+        interval = self.check_interval(stream)
+        return min(interval, limits.lost_check_s) if stream.absences else interval
 
     def check_interval(self, stream: Stream) -> float:
         limits = self._table.limits

@@ -32,6 +32,7 @@ class Probe(Enum):
     ASKING = "asking"  # the owner it knows
     READING = "reading"  # the record
     NAMED = "named"  # asking the boot that the record names
+    MESSAGE = "message"  # nobody answered: whether the request is still there at all
 
 
 class Fit(Enum):
@@ -110,6 +111,7 @@ class Stream:
     """The fields of table 2.2 for one request, and the timers of the rows that wait."""
 
     __slots__ = (
+        "absences",
         "accepted",
         "call",
         "cancel_wanted",
@@ -124,6 +126,7 @@ class Stream:
         "id",
         "joined",
         "kept",
+        "look_at",
         "min_attempt",
         "min_boot",
         "none_seen",
@@ -151,6 +154,8 @@ class Stream:
         self.owner: BootId | None = None  # whom to ask: the boot of the minimum, or one that a record named
         self.call = 0  # the completion that is awaited; others are ghosts
         self.probe = Probe.IDLE
+        self.absences = 0  # in a row: no owner was found, and no message
+        self.look_at = float("-inf")  # the message is looked for no sooner
         self.kept: list[Said | TakeoverQuestion] = []
         self.read: Record | None = None  # while its message is read
         self.none_seen = False  # a read found neither record nor message

@@ -23,6 +23,7 @@ class StreamLimits:
     quiet_check_s: float = 10.0  # an open stream without a part asks this often, whatever its owner does
     join_check_s: float = 1.0  # while an owner to be does not know that we wait for it
     cancel_check_s: float = 1.0
+    lost_check_s: float = 5.0  # a request without an owner: whether its message is there
     read_retry_s: float = 0.25
     attach_timeout_s: float = 10.0
 

@@ -25,6 +25,7 @@ from chassis.messages.request import Cancel, Claim, Reason, parse_record
 from chassis.trace import TraceContext
 from gateway.admission import request_id_of
 from tests.gateway.rig import Reader, Rig, ScriptedBatcher, byte_card, call, run, until
+from tests.sim.loop import run as run_virtual
 
 
 async def records(rig: Rig, request_id: RequestId) -> list[object]:
@@ -232,6 +233,31 @@ def test_lost_finish_is_found_in_the_record() -> None:
             assert reader.text == "abc"
 
     run(main())
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_request_that_the_broker_lost_ends_and_one_that_waits_does_not(lost: bool) -> None:
+    async def main() -> None:
+        rig = Rig()
+        async with rig.standing() as (gateway, _):
+            reader = Reader(gateway.generate(call()))
+            request_id = await reader.accepted()
+            stream = rig.broker.stream(subjects.REQUESTS)
+            stored = stream.last(subjects.request_anywhere(request_id), 0.0)
+            assert stored is not None
+            if lost:
+                stream.remove(stored.seq)
+            await asyncio.sleep(60)
+            if not lost:
+                assert reader.error is None and reader.finished is None
+                await reader.leave()
+                return
+            with pytest.raises(Status, match="lost") as raised:
+                await reader.done()
+            assert raised.value.code is Code.UNAVAILABLE and raised.value.retry_ms
+            assert gateway.counts["request lost"] == 1
+
+    run_virtual(main())
 
 
 def test_takeover_question_is_answered_with_what_was_passed_on() -> None:

@@ -646,7 +646,8 @@ def test_queued_request_reads_every_ten_seconds() -> None:
     desk = Desk().opened()
     assert desk.wait(9.9) == []
     assert [type(e) for e in desk.wait(0.2)] == [ReadRecord]
-    desk.read(None)
+    assert [type(e) for e in desk.read(None)] == [ReadMessage]
+    assert desk.message(PLAIN) == []
     assert desk.wait(9.5) == []
     assert [type(e) for e in desk.wait(0.6)] == [ReadRecord]
 
@@ -663,7 +664,8 @@ def test_who_joined_a_queued_request_finds_its_owner_soon(keyed: bool) -> None:
     desk.message(KEYED if keyed else PLAIN)
     for _ in range(3):
         assert [type(e) for e in desk.wait(1.0)] == [ReadRecord]
-        desk.read(None)
+        if desk.read(None):  # rarer: is it there at all
+            desk.message(PLAIN)
     desk.wait(1.0)
     assert [type(e) for e in desk.read(claim(1, A))] == [AskOwner]
     assert desk.answer(AttachKind.ATTACHED) == []
@@ -671,6 +673,102 @@ def test_who_joined_a_queued_request_finds_its_owner_soon(keyed: bool) -> None:
         desk.wait(0.2)
         assert desk.out == [], "from here on it hears from its owner"
         desk.chunk(A)
+
+
+class Search:
+    """Answers every question of one stream's search for its owner, second by second."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.record: Record | None = None
+        self.request: Request | None = None
+        self.kind: AttachKind | None = None
+        self.record_fails = self.message_fails = False
+        self.asked: list[Effect] = []
+
+    def until_failed(self, seconds: float) -> Fail | None:
+        end = self.desk.now + seconds
+        while self.desk.now < end:
+            self.asked += self.desk.wait(0.25)
+            while self.asked:
+                match self.asked.pop():
+                    case ReadRecord():
+                        self.asked += self.desk.read(self.record, failed=self.record_fails)
+                    case ReadMessage(_, call):
+                        found = MessageRead(self.desk.now, R, call, self.request, failed=self.message_fails)
+                        self.asked += self.desk.do(found)
+                    case AskOwner():
+                        self.asked += self.desk.answer(self.kind)
+                    case Fail() as fail:
+                        return fail
+        return None
+
+
+@pytest.mark.parametrize("record", [None, claim(1, A), Cancel(Attempt(0), BootId(""), "client")])
+def test_request_that_nobody_has_ends(record: Record | None) -> None:
+    """The broker lost its message, and there is no record, or none whose owner answers."""
+    desk = Desk().opened()
+    search, start = Search(desk), desk.now
+    search.record = record
+    fail = search.until_failed(60)
+    assert fail is not None and fail.code is Code.UNAVAILABLE and "lost" in fail.message and fail.retry_ms
+    assert 25 <= desk.now - start <= 30, "found after 10 s of silence, believed after 15 more"
+    assert Count("request lost") in desk.seen and not any(isinstance(e, WriteCancel) for e in desk.seen)
+    assert not len(desk.core)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_request_that_waits_in_the_stream_never_ends_by_itself(keyed: bool) -> None:
+    search = Search(Desk().opened(KEYED if keyed else PLAIN))
+    search.request = PLAIN
+    assert search.until_failed(600) is None
+
+
+@pytest.mark.parametrize("what", ["record", "message"])
+def test_failed_read_is_no_absence(what: str) -> None:
+    search = Search(Desk().opened())
+    search.record_fails, search.message_fails = what == "record", what == "message"
+    assert search.until_failed(600) is None
+
+
+@pytest.mark.parametrize("sign", ["part", "takeover", "message", "attached", "no answer", "no record"])
+def test_every_sign_of_life_starts_the_count_anew(sign: str) -> None:
+    desk = Desk().opened()
+    desk.chunk(A, part(1, (5,)))
+    search, length = Search(desk), 1
+    for _ in range(10):
+        assert search.until_failed(14) is None
+        match sign:
+            case "part":
+                length += 1
+                desk.chunk(A, part(1, (5,) * length))
+            case "takeover":
+                desk.takeover(1, A)
+            case "message":
+                search.request = PLAIN
+                assert search.until_failed(6) is None
+                search.request = None
+            case "attached":
+                search.record, search.kind = claim(1, A), AttachKind.ATTACHED
+                assert search.until_failed(6) is None
+                search.record, search.kind = None, None
+            case "no answer":
+                search.message_fails = True
+                assert search.until_failed(6) is None
+                search.message_fails = False
+            case _:
+                search.record_fails = True
+                assert search.until_failed(6) is None
+                search.record_fails = False
+    assert search.until_failed(60) is not None
+
+
+def test_cancelled_stream_ends_by_its_own_count() -> None:
+    desk = Desk().opened()
+    desk.do(CancelWanted(desk.now, R, "t", 1))
+    fail = Search(desk).until_failed(60)
+    assert fail is not None and fail.code is Code.CANCELLED
+    assert not any(isinstance(e, ReadMessage) for e in desk.seen)
 
 
 def test_stream_that_its_living_owner_forgot_is_found_again() -> None:
