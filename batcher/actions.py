@@ -26,6 +26,7 @@ class OwnershipConfig:
     count_ask_period_s: float = 2.0
     retry_min_s: float = 0.1
     retry_max_s: float = 1.0
+    leave_wait_s: float = 1.0  # a drain waits so long for one write
     nak_delay_s: float = 0.25
     deaths_alone: int = 2
     deaths_failed: int = 3
@@ -164,6 +165,17 @@ class Actions(Holding):
         for gateway in self.audience.next_index:
             self.turn.out.append(e.SendParts(gateway, tuple(rest.get(gateway, ())), (finish,)))
         self.leave("done", ack=True)
+
+    def _leave_claim(self) -> None:
+        """Says in the log that this boot lets go, so that its silence is not taken for death."""
+        deaths = self.worker_deaths, self.batcher_deaths
+        left = Claim(self.attempt, self.turn.boot, self.request.body_digest, *deaths, left=True)
+        self._write(State.LEAVING, left)
+        self.timer_at = self.turn.now + self.turn.config.leave_wait_s
+
+    def _give_back(self) -> None:
+        self.leave("drained")
+        self.turn.out.append(e.Nak(self.token))
 
     def leave(self, why: str, ack: bool = False) -> None:
         self._stop()

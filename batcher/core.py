@@ -146,6 +146,11 @@ class Core:
         return self.formation.state is State.STANDING
 
     @property
+    def draining(self) -> bool:
+        """Told to leave: what is held is being given back."""
+        return self._draining
+
+    @property
     def accepting(self) -> bool:
         """Whether deliveries may be fetched now."""
         return self.standing and not self._draining

@@ -12,16 +12,7 @@ from batcher.audience import Audience
 from batcher.events import Ended
 from chassis.ids import AckToken, Attempt, BootId, RequestId
 from chassis.messages.chunk import EMPTY_DIGEST, extend_digest
-from chassis.messages.request import (
-    Cancel,
-    Claim,
-    Reason,
-    Record,
-    Request,
-    Terminal,
-    Timings,
-    Usage,
-)
+from chassis.messages.request import Cancel, Claim, Reason, Record, Request, Terminal, Timings, Usage
 
 
 class State(Enum):
@@ -36,6 +27,7 @@ class State(Enum):
     RUNNING = "running"
     VERIFYING = "verifying"
     WRITING = "writing"
+    LEAVING = "leaving"
 
 
 @dataclass(slots=True)
@@ -200,6 +192,8 @@ class Holding:
                 assert not self.live and self.why is not None and isinstance(self.writing, Terminal)
             case State.CLAIMING:
                 assert isinstance(self.writing, Claim)
+            case State.LEAVING:
+                assert not self.live and isinstance(self.writing, Claim) and self.timer_at is not None
 
 
 def _us(seconds: float) -> int:

@@ -260,6 +260,5 @@ class Ownership:
         """Nothing is taken in from here on, until a pipeline stands again."""
         self._draining = True
         for held in list(self._held.values()):
-            held.leave("drained")
-            self._turn.out.append(e.Nak(held.token))
+            held.on_drain()
             self._settle(held)

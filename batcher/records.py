@@ -14,17 +14,17 @@ from chassis.errors import BusError, NoResponders, WrongSequence
 from chassis.ids import Attempt, BootId, RequestId
 from chassis.messages import BadMessage
 from chassis.messages.ownership import OwnerQuestion, build_to_batcher, parse_owner_answer
-from chassis.messages.request import (
-    Cancel,
-    Claim,
-    Reason,
-    Terminal,
-    build_record,
-)
+from chassis.messages.request import Cancel, Claim, Reason, Record, Terminal, build_record
 from chassis.record_log import last_record
 
 OWNER_TIMEOUT_S = 0.2
 UNKNOWN_PAUSE_S = 0.05
+
+
+def _span_of(record: Record) -> str:
+    if isinstance(record, Claim):
+        return "leave" if record.left else "claim"
+    return "finish"
 
 
 class Records:
@@ -44,7 +44,7 @@ class Records:
 
     async def append(self, effect: ev.Append) -> None:
         loop = asyncio.get_running_loop()
-        what = "claim" if isinstance(effect.record, Claim) else "finish"
+        what = _span_of(effect.record)
         self._account.began(effect.request_id, what, self._wall_ns())
         seq, outcome = 0, ev.Write.STORED
         try:
@@ -64,7 +64,7 @@ class Records:
         self._account.ended(effect.request_id, what, self._wall_ns(), **{"shoal.outcome": outcome.value})
         if outcome is ev.Write.STORED:
             match effect.record:
-                case Claim(attempt=attempt):
+                case Claim(attempt=attempt, left=False):
                     self._account.claimed(effect.request_id, attempt)
                 case Terminal():
                     self._account.terminal(effect.request_id, effect.record)
@@ -78,7 +78,7 @@ class Records:
             log.warning("a record can't be read", request_id=effect.request_id, error=str(error))
             self._tell(ev.ReadDone(loop.time(), effect.request_id, effect.call, None, 0, failed=True))
             return
-        if isinstance(record, Claim | Cancel):
+        if isinstance(record, Cancel) or (isinstance(record, Claim) and not record.left):
             self._account.followed(effect.request_id, record.boot, record.attempt)
         self._tell(ev.ReadDone(loop.time(), effect.request_id, effect.call, record, seq))
 

@@ -219,7 +219,7 @@ class Batcher:
             self._settle()
             if self._draining and not len(self._core.ownership):
                 self._idle.set()
-                if any(isinstance(item, ev.Drain) for item in items):
+                if self._core.draining:
                     self._let_go.set()
             fetcher.room(
                 self._core.accepting and not self._draining,

@@ -13,21 +13,8 @@ from batcher.actions import Actions
 from batcher.holding import State
 from chassis.ids import Attempt, GatewayId
 from chassis.messages.chunk import Part
-from chassis.messages.ownership import (
-    Attach,
-    AttachKind,
-    CancelAsk,
-    Detached,
-    Refused,
-    longest,
-)
-from chassis.messages.request import (
-    Cancel,
-    Claim,
-    Reason,
-    Record,
-    Terminal,
-)
+from chassis.messages.ownership import Attach, AttachKind, CancelAsk, Detached, Refused, longest
+from chassis.messages.request import Cancel, Claim, Reason, Record, Terminal
 
 OWNING = (State.TAKEOVER, State.RUNNING, State.VERIFYING, State.WRITING)
 
@@ -84,8 +71,24 @@ class Tenure(Actions):
                     self._ask_takeover()
             case State.READING | State.VERIFYING:
                 self._read(self.state)
+            case State.LEAVING:
+                self._give_back()
             case _:
                 raise AssertionError(f"no timer in {self.state}")
+
+    def on_drain(self) -> None:
+        """What is owned is left in the log first, for a bounded time; then the message goes back."""
+        match self.state:
+            case State.TAKEOVER | State.RUNNING | State.VERIFYING:
+                self._stop()
+                self._leave_claim()
+            case State.CLAIMING:
+                self._stop()
+                self._enter(State.LEAVING, self.call, self.turn.now + self.turn.config.leave_wait_s)
+            case State.LEAVING:
+                pass
+            case _:
+                self._give_back()
 
     # ---- the scheduler -----------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class Tenure(Actions):
             case State.WAITING | State.RUNNING:
                 self.why = why
                 self._write_terminal()
-            case State.CLAIMING | State.TAKEOVER | State.VERIFYING if self.why is None:
+            case State.CLAIMING | State.TAKEOVER | State.VERIFYING | State.LEAVING if self.why is None:
                 self.why = why
                 self._stop()
             case State.READING | State.ASKING if why is Reason.DEADLINE:
@@ -151,6 +154,9 @@ class Tenure(Actions):
             self.turn.drop("write_done")
             return
         record, self.writing = self.writing, None
+        if self.state is State.LEAVING:
+            self._on_left(record, event)
+            return
         self.failures = self.failures + 1 if event.outcome is e.Write.UNKNOWN else 0
         if event.outcome is not e.Write.STORED:
             self._on_not_stored()
@@ -164,6 +170,14 @@ class Tenure(Actions):
         else:
             assert isinstance(record, Terminal)
             self._finish(record)
+
+    def _on_left(self, record: Record | None, event: e.WriteDone) -> None:
+        """A claim that was under way when the drain came is left once it is known."""
+        if event.outcome is e.Write.STORED and isinstance(record, Claim) and not record.left:
+            self.take(record, event.seq)
+            self._leave_claim()
+        else:
+            self._give_back()
 
     def _on_not_stored(self) -> None:
         """The first doubt is settled at once; a broker that goes on not answering is given time."""
@@ -192,7 +206,10 @@ class Tenure(Actions):
                 self._on_terminal(record)
             case Claim() if record.boot == self.turn.boot:
                 self.take(record, seq)
-                self._takeover()
+                if record.left:
+                    self._claim()
+                else:
+                    self._takeover()
             case Claim() if record.body_digest not in (b"", self.request.body_digest):
                 self.leave("another body", ack=True)  # a copy under another subject; its client is refused
             case Cancel() if record.boot in ("", self.turn.boot):
@@ -212,7 +229,7 @@ class Tenure(Actions):
         match record:
             case Claim() if record.boot == self.turn.boot and seq >= self.expected_seq:
                 self.take(record, seq)
-                if self.wanted > self.attempt:
+                if self.wanted > self.attempt or record.left:
                     self._claim()
                 else:
                     self._proceed()
@@ -256,7 +273,7 @@ class Tenure(Actions):
             self._owner_silent(event.answered)
 
     def _owner_silent(self, answered: bool) -> None:
-        """`answered`: a living batcher let go of it. Otherwise it may have died of this request."""
+        """`answered`: a living batcher let go of it. Otherwise it left, or may have died of this request."""
         named, self.named = self.named, None
         assert named is not None
         if isinstance(named, Cancel):
@@ -264,7 +281,7 @@ class Tenure(Actions):
             self._write_terminal()
             return
         self.worker_deaths = self.worker_deaths_claimed = named.worker_deaths
-        self.batcher_deaths = named.batcher_deaths + (not answered)
+        self.batcher_deaths = named.batcher_deaths + (not answered and not named.left)
         if self.deaths >= self.turn.config.deaths_failed:
             self._condemn()
             self._write_terminal()

@@ -230,6 +230,8 @@ def _retries(story: Story) -> str:
     lines: list[str] = []
     for entry in story.records:
         match entry.record:
+            case Claim(left=True) as c:
+                lines.append(f"  left by batcher {c.boot[-6:]}, which drained, in attempt {c.attempt}")
             case Claim() as c:
                 deaths = [f"{c.worker_deaths} worker deaths"] if c.worker_deaths else []
                 deaths += [f"{c.batcher_deaths} batcher deaths"] if c.batcher_deaths else []

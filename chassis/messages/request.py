@@ -84,6 +84,7 @@ class Claim:
     body_digest: bytes = b""
     worker_deaths: int = 0
     batcher_deaths: int = 0
+    left: bool = False  # its owner drained; written over its own claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ def build_record(record: Record) -> bytes:
                     body_digest=record.body_digest,
                     worker_deaths=record.worker_deaths,
                     batcher_deaths=record.batcher_deaths,
+                    left=record.left,
                 )
             )
         case Cancel():
@@ -268,7 +270,8 @@ def parse_record(data: bytes) -> Record:
             c = m.claim
             check(c.attempt > 0, "claim: attempt")
             check_id(c.boot, "claim: boot")
-            return Claim(Attempt(c.attempt), BootId(c.boot), c.body_digest, c.worker_deaths, c.batcher_deaths)
+            deaths = c.worker_deaths, c.batcher_deaths
+            return Claim(Attempt(c.attempt), BootId(c.boot), c.body_digest, *deaths, c.left)
         case "cancel":
             if m.cancel.boot:
                 check_id(m.cancel.boot, "cancel: boot")

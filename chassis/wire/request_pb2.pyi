@@ -73,18 +73,20 @@ class Record(_message.Message):
     def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., cancel: _Optional[_Union[CancelMark, _Mapping]] = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("attempt", "boot", "body_digest", "worker_deaths", "batcher_deaths")
+    __slots__ = ("attempt", "boot", "body_digest", "worker_deaths", "batcher_deaths", "left")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     BODY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WORKER_DEATHS_FIELD_NUMBER: _ClassVar[int]
     BATCHER_DEATHS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     boot: str
     body_digest: bytes
     worker_deaths: int
     batcher_deaths: int
-    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., worker_deaths: _Optional[int] = ..., batcher_deaths: _Optional[int] = ...) -> None: ...
+    left: bool
+    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., worker_deaths: _Optional[int] = ..., batcher_deaths: _Optional[int] = ..., left: _Optional[bool] = ...) -> None: ...
 
 class CancelMark(_message.Message):
     __slots__ = ("attempt", "boot", "reason")

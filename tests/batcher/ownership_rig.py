@@ -178,6 +178,10 @@ class Rig:
         self.waiting().cancel()
         return self
 
+    def leaving(self, *ids: int) -> "Rig":
+        self.running(*ids).do(e.Drain(self.now))
+        return self
+
     # ---- what it wanted ----------------------------------------------------------------------------
 
     @property

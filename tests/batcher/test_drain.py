@@ -9,7 +9,7 @@ from batcher.service import Batcher
 from chassis import subjects
 from chassis.ids import RequestId
 from chassis.memory_bus import MemoryBus
-from chassis.messages.request import Claim, build_request, parse_record
+from chassis.messages.request import Claim, Reason, Terminal, build_request, parse_record
 from tests.batcher.test_service import deployment, request
 from tests.sim.loop import run
 from tests.sim.options import draw
@@ -55,10 +55,41 @@ def test_more_stages_than_layers_is_said_at_once() -> None:
     run(main())
 
 
-def _deaths(world: World) -> list[tuple[int, int]]:
+def test_a_batcher_that_drains_is_not_counted_as_a_death() -> None:
+    """Each leaves what it owns in the log; the third owner would else find two deaths and run it alone."""
+
+    async def main() -> None:
+        async with deployment(num_stages=2, drain_timeout_ms=200) as world:
+            world.ring.delay_s = lambda a, b: 0.03  # the request outlasts the drains
+            bus = MemoryBus(world.broker, "client")
+            asked = build_request(request("r1", (1, 2, 3), max_tokens=80))
+            await bus.append(subjects.request("fake", 5, RequestId("r1")), asked)
+            async with asyncio.timeout(90):
+                for attempt in range(1, 4):
+                    while len(_claims(world)) < attempt:  # noqa: ASYNC110 - virtual time
+                        await asyncio.sleep(0.1)
+                    await world.drain(world.nodes["batcher"], within_s=5.0, after_s=0.1)
+                while list(world.broker.streams[subjects.REQUESTS].messages()):  # noqa: ASYNC110 - virtual time
+                    await asyncio.sleep(0.1)
+            assert not world.killed, "it had to be killed"
+            assert len(_claims(world)) == 4 and set(_deaths(world)) == {(0, 0)}
+            end = await bus.last(subjects.RESULTS, subjects.result(RequestId("r1")))
+            assert end is not None
+            record = parse_record(end.data)
+            assert isinstance(record, Terminal) and record.reason is Reason.LENGTH
+            bus.kill()
+
+    run(main())
+
+
+def _claims(world: World) -> list[Claim]:
     log = world.broker.streams[subjects.RESULTS].messages()
     records = [parse_record(stored.data) for stored in log]
-    return [(r.worker_deaths, r.batcher_deaths) for r in records if isinstance(r, Claim)]
+    return [r for r in records if isinstance(r, Claim) and not r.left]
+
+
+def _deaths(world: World) -> list[tuple[int, int]]:
+    return [(c.worker_deaths, c.batcher_deaths) for c in _claims(world)]
 
 
 @pytest.mark.parametrize("who", ["worker0", "worker1"])

@@ -25,6 +25,7 @@ EVERY_STATE: dict[State, Callable[[Rig], Rig]] = {
     State.RUNNING: Rig.running,
     State.VERIFYING: Rig.verifying,
     State.WRITING: Rig.writing,
+    State.LEAVING: Rig.leaving,
 }
 
 
@@ -199,6 +200,26 @@ def test_without_owner_it_claims_above_the_record(how: str) -> None:
     deaths = 1 if how == "not mine" else 2
     assert append.record == Claim(Attempt(4), ME, b"body", batcher_deaths=deaths)
     assert append.expected_seq == 1 and rig.at(State.CLAIMING)
+
+
+@pytest.mark.parametrize("how", ["no responder", "silence"])
+def test_an_owner_that_left_is_not_counted_as_dead(how: str) -> None:
+    """Three restarts in good order would fail a long request as poison."""
+    rig = Rig().asking(Claim(A3, OTHER, worker_deaths=1, batcher_deaths=1, left=True))
+    if how == "silence":
+        rig.wait(0.2)
+    else:
+        rig.answer(mine=False)
+    append = [x for x in rig.seen if isinstance(x, e.Append)][-1]
+    assert append.record == Claim(Attempt(4), ME, b"body", worker_deaths=1, batcher_deaths=1)
+
+
+@pytest.mark.parametrize("state", [State.READING, State.VERIFYING])
+def test_what_i_left_i_claim_anew(state: State) -> None:
+    """Or my own death would not be counted afterwards."""
+    rig = in_state(state)
+    rig.read(Claim(A1, ME, left=True))
+    assert rig.one(e.Append).record == Claim(A2, ME, b"body") and rig.at(State.CLAIMING)
 
 
 def test_before_silence_nothing_is_claimed() -> None:
@@ -578,7 +599,18 @@ def test_drain_drops_then_naks(state: State) -> None:
     token = AckToken(f"t{rig.tokens}")
     live = state in (State.WAITING, State.CLAIMING, State.RUNNING, State.VERIFYING)
     rig.do(e.Drain(rig.now))
-    assert rig.out == [e.Stop(R)] * live + [e.Closed(R, "drained"), e.Nak(token)]
+    gone = [e.Closed(R, "drained"), e.Nak(token)]
+    if state in (State.WAITING, State.READING, State.ASKING, State.WRITING):
+        assert rig.out == [e.Stop(R)] * live + gone
+    else:
+        assert rig.at(State.LEAVING) and rig.out[: int(live)] == [e.Stop(R)] * live
+        if state is State.CLAIMING:
+            rig.stored()
+        attempt = A2 if state is State.TAKEOVER else A1
+        append = [x for x in rig.seen if isinstance(x, e.Append)][-1]
+        assert append.record == Claim(attempt, ME, b"body", left=True) and append.expected_seq == rig.seq
+        rig.stored()
+        assert rig.out == gone
     assert rig.at(State.NONE)
     rig.deliver()
     assert rig.of(e.Nak) and rig.at(State.NONE)
@@ -587,10 +619,27 @@ def test_drain_drops_then_naks(state: State) -> None:
     assert rig.at(State.WAITING)
 
 
+@pytest.mark.parametrize("state", [State.CLAIMING, State.RUNNING])
+@pytest.mark.parametrize("outcome", [e.Write.REFUSED, e.Write.UNKNOWN, None])
+def test_a_drain_waits_for_a_bounded_time(state: State, outcome: e.Write | None) -> None:
+    """What is not stored in time is given back all the same, and counted as before."""
+    rig = in_state(state)
+    token = AckToken(f"t{rig.tokens}")
+    rig.do(e.Drain(rig.now))
+    rig.do(e.Drain(rig.now))
+    if outcome is None:
+        rig.wait(0.9)
+        assert rig.at(State.LEAVING)
+        rig.wait(0.1)
+    else:
+        rig.refused(outcome)
+    assert rig.at(State.NONE) and rig.seen[-1] == e.Nak(token)
+
+
 @pytest.mark.parametrize("state", EVERY_STATE)
 def test_everything_held_is_kept_from_redelivery_while_the_pipeline_lives(state: State) -> None:
     rig = in_state(state)
-    assert sum(isinstance(x, e.Progress) for x in rig.wait(1.0)) == 4
+    assert sum(isinstance(x, e.Progress) for x in rig.wait(0.9)) == 3
     rig.do(e.PipelineChanged(rig.now, alive=False))
     assert not any(isinstance(x, e.Progress) for x in rig.wait(1.0))
 
@@ -607,7 +656,7 @@ def test_progress_comes_in_bounded_batches() -> None:
 def test_the_deadline_ends_it_from_every_state(state: State) -> None:
     """Whatever was unclear is settled first; then the terminal record says so."""
     rig = in_state(state, timeout_ms=1500)
-    if state is State.WRITING:
+    if state in (State.WRITING, State.LEAVING):
         return
     rig.wait(0.95)  # more than any question takes
     rig.now = 101.2

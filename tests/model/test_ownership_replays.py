@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from batcher.ownership import State
-from chassis.messages.request import Reason, Terminal
+from chassis.messages.request import Claim, Reason, Terminal
 from tests.model import broken_rules as broken
 from tests.model.world import Bad, R, Setting, World
 
@@ -241,6 +241,21 @@ def test_by_the_broken_rule_an_invariant_falls(
     fields = {name: getattr(setting, name) for name in setting.__dataclass_fields__}
     with pytest.raises(Bad, match=falls):
         way(Script(Setting(**(fields | rule))))
+
+
+@pytest.mark.parametrize("steps", range(40))
+def test_who_drains_before_it_ends_is_never_counted_as_dead(steps: int) -> None:
+    """After each step of the plain way, the claim's write and the takeover among them."""
+    s = Script(Setting(tokens=3))
+    for _ in range(steps):
+        if not s.world.quiet():
+            s.world.apply(s.world.fair()[0])
+    s.go("a drains")
+    s.until(lambda: s.state("a") is State.NONE)
+    s.go("a killed")
+    s.world.settle()
+    claims = [record for _, record in s.world.log if isinstance(record, Claim)]
+    assert claims and not any(c.batcher_deaths for c in claims)
 
 
 def test_a_lost_tail_loses_a_request() -> None:

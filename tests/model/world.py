@@ -336,7 +336,10 @@ class World:
         if isinstance(record, Claim):
             if isinstance(last, Cancel):
                 raise Bad("S5: a claim follows a cancel")
-            if last is not None and record.attempt <= last.attempt:
+            if record.left:
+                if not isinstance(last, Claim) or (last.attempt, last.boot) != (record.attempt, record.boot):
+                    raise Bad("another's claim was left")
+            elif last is not None and record.attempt <= last.attempt:
                 raise Bad("the attempt does not grow")
         if isinstance(record, Terminal):
             self._check_terminal(record)

@@ -49,6 +49,7 @@ BATCHER = [
 TIMINGS = Timings(queued_us=1000, waiting_us=1000, prefill_us=10_000, decode_us=32_000, preemptions=1)
 END = Terminal(Attempt(2), BootId("bootb"), Reason.STOP, (5, 6), usage=Usage(9, 4, 2), timings=TIMINGS)
 RECORDS = (Claim(Attempt(1), BootId("boota")), Claim(Attempt(2), BootId("bootb"), batcher_deaths=1), END)
+LEFT = Claim(Attempt(1), BootId("b"), left=True)
 
 
 async def store(bus: MemoryBus, records: tuple[Record, ...], *services: tuple[str, list[Span]]) -> None:
@@ -115,8 +116,10 @@ def test_an_orphan_is_pointed_out() -> None:
 
 
 def test_a_lost_step_and_a_cancel_are_told() -> None:
-    records = (Claim(Attempt(1), BootId("b")), Cancel(Attempt(1), BootId("b"), "client left"))
+    records = (Claim(Attempt(1), BootId("b")), LEFT, Cancel(Attempt(1), BootId("b"), "client left"))
     _, text = told(records, ("batcher", BATCHER), ("batcher", step(63, 4, 14, error="stage 1 died")))
+    assert "attempt 1 claimed by batcher b" in text
+    assert "left by batcher b, which drained, in attempt 1" in text
     assert "cancel written after attempt 1: client left" in text
     assert "step:7:63 was lost: stage 1 died" in text
     assert f"request {ID}: not ended" in text

@@ -57,8 +57,11 @@ def check_logs(world: World) -> None:
         for before, after in zip(records, records[1:], strict=False):
             if isinstance(before, Cancel) and isinstance(after, Claim):
                 world.fail(f"{subject}: a claim follows a cancel")
+        for k, left in enumerate(records):
+            if isinstance(left, Claim) and left.left and not _leaves(records[:k], left):
+                world.fail(f"{subject}: {left} does not follow its claim")
         claims = [r for r in records if isinstance(r, Claim)]
-        attempts = [r.attempt for r in claims]
+        attempts = [r.attempt for r in claims if not r.left]
         if attempts != sorted(set(attempts)):
             world.fail(f"{subject}: attempts {attempts}")
         if terminals and claims and terminals[0].attempt != claims[-1].attempt:
@@ -66,6 +69,13 @@ def check_logs(world: World) -> None:
         digests = {r.body_digest for r in claims} | {r.body_digest for r in terminals}
         if len(digests) > 1:
             world.fail(f"{subject}: two bodies under one id")
+
+
+def _leaves(log: list[Record], left: Claim) -> bool:
+    match log[-1:]:
+        case [Claim(left=False) as mine]:
+            return (mine.attempt, mine.boot) == (left.attempt, left.boot)
+    return False
 
 
 def unrest(world: World) -> list[str]:

@@ -101,8 +101,8 @@ class SimBroker(MemoryBroker):
 
 def _told(data: bytes) -> str:
     match parse_record(data):
-        case Claim(attempt, boot, _, worker_deaths, batcher_deaths):
-            return f"claim {attempt} {boot} deaths {worker_deaths}+{batcher_deaths}"
+        case Claim(attempt, boot, _, worker_deaths, batcher_deaths, left):
+            return f"{'left' if left else 'claim'} {attempt} {boot} deaths {worker_deaths}+{batcher_deaths}"
         case Cancel(attempt, boot, reason):
             return f"cancel {attempt} {boot} {reason}"
         case Terminal(attempt, boot, reason, output_ids):
