@@ -30,7 +30,9 @@ WRITE_AFTER_S = 1.0
 RETRY_FIRST_S = 0.25
 RETRY_MAX_S = 8.0
 GIVE_UP_S = 600.0
-LEN_MAX = 16384
+LEN_MAX = 16384  # beyond it the oldest gives way
+UNREAD = "bus: the request's record cannot be read"
+FULL = "gateway: too many cancels under way"
 
 
 @dataclass(slots=True)
@@ -71,19 +73,19 @@ class Cancels:
         known = self._errands.get(request_id)
         if known is not None and known.tenant is None:
             return []
-        errand = self._add(now, request_id, reason)
+        errand, evicted = self._add(now, request_id, reason)
         errand.owner, errand.model = owner, model
         self._wait(request_id, errand, now + WRITE_AFTER_S)
         if known is not None:
             errand.replies = known.replies
             return [self._tell(request_id, errand), *self._answer(errand, True)]
-        return [self._tell(request_id, errand)]
+        return [*evicted, self._tell(request_id, errand)]
 
     def write_now(self, now: float, request_id: RequestId, model: str, reason: str) -> list[Effect]:
         """For a publish that timed out: nobody may have it, nobody is told."""
-        errand = self._add(now, request_id, reason)
+        errand, evicted = self._add(now, request_id, reason)
         errand.model = model
-        return self._read(request_id, errand)
+        return [*evicted, *self._read(request_id, errand)]
 
     def start_by_id(
         self, now: float, request_id: RequestId, tenant: str, reason: str, reply: int
@@ -97,9 +99,9 @@ class Cancels:
                 return [CancelHeard(reply, False)]
             known.replies.append(reply)
             return []
-        errand = self._add(now, request_id, reason)
+        errand, evicted = self._add(now, request_id, reason)
         errand.tenant, errand.replies = tenant, [reply]
-        return self._read(request_id, errand)
+        return [*evicted, *self._read(request_id, errand)]
 
     def forget(self, request_id: RequestId) -> list[Effect]:
         """Its terminal record is known."""
@@ -161,7 +163,7 @@ class Cancels:
             errand = self._errands[request_id]
             if now >= errand.give_up_at:
                 del self._errands[request_id]
-                out += [Count("cancel given up"), *self._answer(errand, False, failed=True)]
+                out += [Count("cancel given up"), *self._answer(errand, False, UNREAD)]
                 continue
             if errand.tenant is None and errand.retry_s > RETRY_FIRST_S and errand.model:
                 out.append(self._tell(request_id, errand))
@@ -184,11 +186,14 @@ class Cancels:
         waiting = {(e.due, request_id) for request_id, e in self._errands.items() if e.due is not None}
         assert waiting <= set(self._heap), "nobody wakes it"
 
-    def _add(self, now: float, request_id: RequestId, reason: str) -> Errand:
-        if len(self._errands) >= LEN_MAX:
-            del self._errands[next(iter(self._errands))]
+    def _add(self, now: float, request_id: RequestId, reason: str) -> tuple[Errand, list[Effect]]:
+        """The new errand, and what is to be told of the one that gave way to it."""
+        evicted: list[Effect] = []
+        if len(self._errands) >= LEN_MAX and request_id not in self._errands:
+            oldest = self._errands.pop(next(iter(self._errands)))
+            evicted = [Count("cancel evicted"), *self._answer(oldest, False, FULL)]
         errand = self._errands[request_id] = Errand(reason, now + GIVE_UP_S)
-        return errand
+        return errand, evicted
 
     def _tell(self, request_id: RequestId, errand: Errand) -> Effect:
         return Tell(errand.owner, errand.model, CancelAsk(request_id, errand.reason))
@@ -209,9 +214,9 @@ class Cancels:
         self._wait(request_id, errand, now + errand.retry_s)
         errand.retry_s = min(errand.retry_s * 2, RETRY_MAX_S)
         if errand.tenant is not None and errand.replies and errand.retry_s > 2.0:
-            return self._answer(errand, False, failed=True)
+            return self._answer(errand, False, UNREAD)
         return []
 
-    def _answer(self, errand: Errand, found: bool, failed: bool = False) -> list[Effect]:
+    def _answer(self, errand: Errand, found: bool, failed: str = "") -> list[Effect]:
         replies, errand.replies = errand.replies, []
         return [CancelHeard(reply, found, failed) for reply in replies]

@@ -278,11 +278,11 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class CancelHeard:
-    """`found`: the request is being cancelled or over already. `failed`: the log could not be read."""
+    """`found`: the request is being cancelled or over already. `failed`: why nobody knows."""
 
     reply: int
     found: bool
-    failed: bool = False
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

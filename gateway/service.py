@@ -34,6 +34,7 @@ from gateway.admission import (
     invalid,
     request_id_of,
 )
+from gateway.cancels import FULL
 from gateway.clients import Client
 from gateway.config import Config
 from gateway.events import CancelHeard, CancelWanted, ClientGone, LetGo, Resume, Submit
@@ -217,7 +218,7 @@ class Gateway:
         checked = check_request_id(request_id)
         cancels = self._streams.cancels
         if len(cancels) >= self._config.streams_len_max:
-            raise Status(Code.UNAVAILABLE, "gateway: too many cancels under way", RETRY_MS)
+            raise Status(Code.UNAVAILABLE, FULL, RETRY_MS)
         loop, reply = asyncio.get_running_loop(), next(self._numbers)
         heard: asyncio.Future[CancelHeard] = loop.create_future()
         cancels[reply] = heard
@@ -227,7 +228,7 @@ class Gateway:
         finally:
             del cancels[reply]
         if answer.failed:
-            raise Status(Code.UNAVAILABLE, "bus: the request's record cannot be read", RETRY_MS)
+            raise Status(Code.UNAVAILABLE, answer.failed, RETRY_MS)
         if not answer.found:
             raise Status(Code.NOT_FOUND, f"request_id: {request_id!r} is not known")
 

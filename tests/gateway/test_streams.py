@@ -26,6 +26,7 @@ from chassis.messages.request import (
     Sampling,
     Terminal,
 )
+from gateway.cancels import LEN_MAX
 from gateway.events import (
     Accept,
     AskOwner,
@@ -974,7 +975,17 @@ def test_cancel_by_id_says_when_the_log_cannot_be_read() -> None:
         if desk.out:
             break
         desk.wait(10.0)
-    assert desk.out == [CancelHeard(7, False, failed=True)]
+    assert desk.out == [CancelHeard(7, False, "bus: the request's record cannot be read")]
+
+
+def test_cancel_that_gives_way_to_newer_ones_is_answered() -> None:
+    desk = Desk()
+    for number in range(LEN_MAX):
+        desk.core.handle(CancelWanted(desk.now, RequestId(f"r{number}"), "t", number))
+    desk.do(CancelWanted(desk.now, RequestId("one more"), "t", LEN_MAX))
+    full = CancelHeard(0, False, "gateway: too many cancels under way")
+    assert full in desk.out and Count("cancel evicted") in desk.out and desk.one(ReadRecord)
+    assert full not in desk.do(CancelWanted(desk.now, RequestId("r1"), "t", 9)), "the same id needs no room"
 
 
 # ---- letting go, limits ----------------------------------------------------------------------------
