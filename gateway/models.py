@@ -2,9 +2,11 @@
 
 A card is fetched once by its digest and kept; its tokenizer and template are built then, so that no request
 waits for them. A model that left the registry is not admitted, but what it was stays known for streams.
+A card that is missing or bad is fetched again ever later; another digest starts anew.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +24,7 @@ from gateway.tokenizer import Encoder, TextTokenizer
 
 REFRESH_S = 10.0
 RETRY_S = 0.5
+RETRY_MAX_S = 30.0
 CARDS_LEN_MAX = 16
 INLINE_TOKENIZER_BYTES_MAX = 256 * 1024  # built in some milliseconds
 
@@ -41,6 +44,15 @@ class Model:
         return ModelFacts(self.name, self.card.context_len_max, self.card.vocab_size)
 
 
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Of a card that could not be loaded."""
+
+    card_digest: str
+    delay_s: float
+    due: float  # on the loop's clock
+
+
 class Models:
     def __init__(self, bus: Bus, encoder: Encoder, models_len_max: int, fetch_timeout_s: float) -> None:
         self._bus = bus
@@ -49,6 +61,7 @@ class Models:
         self._fetch_timeout_s = fetch_timeout_s
         self._served: dict[str, ModelEntry] = {}
         self._loaded: dict[str, Model] = {}  # by name, the newest last
+        self._retries: dict[str, Retry] = {}  # by name, of models served
         self._work = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -112,11 +125,10 @@ class Models:
                     if loop.time() >= refresh_at:
                         self._replace(await self._bus.entries(subjects.MODELS))
                         refresh_at = loop.time() + REFRESH_S
-                    waiting = await self._load_all()
+                    until = min(refresh_at, await self._load_all())
                 except BusError as error:
                     log.debug("models not refreshed", error=str(error))
-                    waiting = True
-                until = min(refresh_at, loop.time() + RETRY_S) if waiting else refresh_at
+                    until = min(refresh_at, loop.time() + RETRY_S)
                 try:
                     async with asyncio.timeout_at(max(until, loop.time() + RETRY_S / 10)):
                         await self._work.wait()
@@ -153,14 +165,26 @@ class Models:
             return
         self._served[model.name] = model
 
-    async def _load_all(self) -> bool:
-        """Whether some card is still missing."""
-        missing = False
+    async def _load_all(self) -> float:
+        """Loads what may be tried now. When the next card may be, on the loop's clock."""
+        loop = asyncio.get_running_loop()
+        for name in [n for n in self._retries if n not in self._served]:
+            del self._retries[name]
         for entry in list(self._served.values()):
-            loaded = self._loaded.get(entry.name)
-            if loaded is None or loaded.card_digest != entry.card_digest:
-                missing |= not await self._load(entry)
-        return missing
+            loaded, last = self._loaded.get(entry.name), self._retries.get(entry.name)
+            if last is not None and last.card_digest != entry.card_digest:
+                last = None
+            if loaded is not None and loaded.card_digest == entry.card_digest:
+                self._retries.pop(entry.name, None)  # a bad one was taken back
+                continue
+            if last is not None and loop.time() < last.due:
+                continue
+            if await self._load(entry):
+                self._retries.pop(entry.name, None)
+            else:
+                delay_s = RETRY_S if last is None else min(2 * last.delay_s, RETRY_MAX_S)
+                self._retries[entry.name] = Retry(entry.card_digest, delay_s, loop.time() + delay_s)
+        return min((retry.due for retry in self._retries.values()), default=math.inf)
 
     async def _load(self, entry: ModelEntry) -> bool:
         try:

@@ -476,6 +476,29 @@ def test_a_new_card_replaces_the_old_and_a_broken_one_does_not() -> None:
     run(main())
 
 
+def test_a_bad_card_is_fetched_ever_later_and_a_new_one_at_once() -> None:
+    fetched: list[str] = []
+
+    class Watching(Habits):
+        def call(self, sender: str, what: str, subject: str) -> Fate:
+            if what == "object":
+                fetched.append(sender)
+            return Fate()
+
+    async def main() -> None:
+        rig = Rig(Watching())
+        await rig.serve_model(byte_card(tokenizer_json=b"{}"))
+        async with rig.gateway() as gateway:
+            for _ in range(60):  # workers refresh their entry, clients ask
+                await asyncio.sleep(5)
+                await rig.serve_model(byte_card(tokenizer_json=b"{}"))
+            assert 10 <= len(fetched) <= 17, "0.5 s, doubled up to 30 s"
+            await rig.serve_model(byte_card())
+            await until(lambda: gateway.ready, timeout_s=0.5)
+
+    run_virtual(main())
+
+
 def test_long_texts_are_encoded_beside_the_loop() -> None:
     async def main() -> None:
         async with Rig().standing(inline_encode_bytes_max=10) as (gateway, _):
