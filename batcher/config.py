@@ -22,6 +22,7 @@ class Config:
     # bus
     fetch_len_max: int = 32
     fetch_wait_ms: int = 1_000
+    overtakes_max: int = 16  # requests fetched past one of the next lower priority that waits in the stream
     bus_timeout_ms: int = 2_000
     kvstore_timeout_ms: int = 1_000
     inbox_len_max: int = 65_536
@@ -34,4 +35,5 @@ class Config:
         assert 1 <= self.running_len_max <= 4096, "running_len_max: 1 to 4096"
         assert 1 <= self.step_tokens_max <= 65_536, "step_tokens_max: 1 to 65536"
         assert 1 <= self.block_size_tokens <= 256, "block_size_tokens: 1 to 256"
+        assert self.overtakes_max >= 1, "overtakes_max: at least 1"
         assert self.waiting_len_max >= 1, "waiting_len_max: at least 1"

@@ -1,14 +1,15 @@
 """Pulls requests off the bus, the highest priority first, never more than there is room for.
 
-One long poll per priority; a lower one starts only when every higher one waits in vain. When the waiting
-room is full nobody polls. Each poll may bring a little more than the room that was left when it began:
-the bound is exceeded by at most one delivery per priority.
+One long poll per priority; `turns` says when, so that no priority starves in the stream. When the waiting
+room is full nobody polls. Polls under way are counted, but each may ask for one at least: the bound of the
+waiting room is exceeded by at most one delivery per priority.
 """
 
 import asyncio
 from collections.abc import Callable
 
 from batcher.config import Config
+from batcher.turns import Turns
 from chassis import log, subjects
 from chassis.bus import Bus, Delivery
 from chassis.errors import BusError
@@ -26,7 +27,7 @@ class Fetcher:
         self._room = 0
         self._open = False
         self._stopped = False
-        self._quiet = [False] * len(subjects.PRIORITIES)
+        self._turns = Turns(len(subjects.PRIORITIES), config.overtakes_max, config.fetch_len_max)
         self._changed = asyncio.Event()
 
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -42,18 +43,16 @@ class Fetcher:
     def stop(self) -> None:
         self._stopped = True
 
-    def _may_fetch(self, priority: int) -> bool:
-        return self._open and not self._stopped and self._room > 0 and all(self._quiet[:priority])
+    def _ask(self, priority: int) -> int:
+        return self._turns.ask(priority, self._room) if self._open and not self._stopped else 0
 
     async def _fetch(self, priority: int) -> None:
         loop = asyncio.get_running_loop()
         consumer = subjects.consumer_name(self._model, priority)
         while True:
-            while not self._may_fetch(priority):
+            while not (count := self._ask(priority)):
                 self._changed.clear()
                 await self._changed.wait()
-            share = self._room // len(subjects.PRIORITIES)
-            count = max(1, min(self._config.fetch_len_max, share))
             quiet = loop.call_later(QUIET_AFTER_S, self._is_quiet, priority)
             try:
                 deliveries = await self._bus.fetch(
@@ -61,16 +60,18 @@ class Fetcher:
                 )
             except BusError as error:
                 log.debug("fetch failed", priority=priority, error=str(error))
+                self._turns.failed(priority)
+                self._changed.set()
                 await asyncio.sleep(BACKOFF_S)
                 continue
             finally:
                 quiet.cancel()
-            self._quiet[priority] = len(deliveries) < count
+            self._turns.came(priority, len(deliveries))
             self._room -= len(deliveries)
             for delivery in deliveries:
                 self._deliver(delivery)
             self._changed.set()
 
     def _is_quiet(self, priority: int) -> None:
-        self._quiet[priority] = True
+        self._turns.is_quiet(priority)
         self._changed.set()

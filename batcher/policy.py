@@ -1,9 +1,10 @@
 """Pure. The scheduler's judgements, each alone so that it can be replaced.
 
-Starvation bound: a waiting request is overtaken only by requests that came fewer than
-`(its priority - theirs) * age_steps_per_priority` steps after it, so for priority p no one that comes
-`p * age_steps_per_priority` steps later passes it. Nothing passes the first of the order because it is
-smaller. The best of the running by `Order` is never preempted, so it ends; then the next one is the best.
+Starvation bound, of the waiting room (`turns` has that of the stream before it): a waiting request is
+overtaken only by requests that came fewer than `(its priority - theirs) * age_steps_per_priority` steps
+after it, so for priority p no one that comes `p * age_steps_per_priority` steps later passes it. Nothing
+passes the first of the order because it is smaller. The best of the running by `Order` is never preempted,
+so it ends; then the next one is the best.
 """
 
 from collections.abc import Iterable
