@@ -23,6 +23,7 @@ from shoal.ledger import ROOTS, SUMMARY, Ledger, Row, ledger, steps_of
 SEGMENTS_MAX = 10_000
 STEP_SUBJECTS_MAX = 1_000
 _POLL_S = 0.1
+_BELOW_ROOT = (SUMMARY, "gateway.publish", "gateway.stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,17 @@ class Story:
         stamp_ns = self.records[-1].stored_at_ns if self.records else 0
         return ledger(self.spans, self.terminal, stamp_ns, batcher_steps)
 
+    def unwritten(self) -> list[bytes]:
+        """Span ids of calls whose gateway did not live to write them, or still serves them."""
+        known = {s.context.span_id for s in self.spans}
+        above = (s.parent for s in self.spans if s.name in _BELOW_ROOT and s.parent is not None)
+        return [parent for parent in dict.fromkeys(above) if parent not in known]
+
     def orphans(self) -> list[Span]:
-        """Spans whose parent is not in the story; the roots' parents are the callers' own."""
+        """Spans whose parent is not in the story, nor a call that was never written; the roots' parents are
+        the callers' own."""
         everything = (*self.spans, *self.steps)
-        known = {s.context.span_id for s in everything}
+        known = {s.context.span_id for s in everything} | set(self.unwritten())
         below = [s for s in everything if s.parent is not None and s.name not in ROOTS]
         return [s for s in below if s.parent not in known]
 
@@ -161,7 +169,8 @@ def _headline(story: Story) -> str:
 def _tree(story: Story) -> str:
     if not story.spans:
         return "No spans are left.\n"
-    known = {s.context.span_id for s in story.spans}
+    unwritten = story.unwritten()
+    known = {s.context.span_id for s in story.spans} | set(unwritten)
     children: dict[bytes | None, list[Span]] = {}
     for span in story.spans:
         children.setdefault(span.parent if span.parent in known else None, []).append(span)
@@ -177,6 +186,10 @@ def _tree(story: Story) -> str:
             lines.extend(_steps_lines(story, span, depth + 1))
             walk(span.context.span_id, depth + 1)
 
+    for call in unwritten:
+        cause = "its gateway died" if story.terminal is not None else "its gateway died, or still serves it"
+        lines.append(f"  {ROOTS[0]}  (not written: {cause})")
+        walk(call, 2)
     walk(None, 1)
     return "\n".join(lines) + "\n"
 

@@ -110,9 +110,45 @@ def test_the_text_says_what_happened() -> None:
 
 
 def test_an_orphan_is_pointed_out() -> None:
-    story, text = told((), ("batcher", BATCHER))
-    assert [s.name for s in story.orphans()] == ["batcher.request"]
-    assert text.count("its parent is missing") == 1
+    story, text = told((), ("gateway", GATEWAY), ("batcher", BATCHER[1:]))
+    assert [s.name for s in story.orphans()] == ["batcher.prefill", "batcher.decode", "batcher.finish"]
+    assert text.count("its parent is missing") == 3
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_gateway_that_died_is_named_for_its_missing_root(ended: bool) -> None:
+    """Its publish may have been written before; the root never was."""
+    spans = (("gateway", [GATEWAY[1]]), ("batcher", BATCHER), ("batcher", step(63, 4, 14)))
+    story, text = told(RECORDS if ended else RECORDS[:2], *spans)
+    assert story.orphans() == [] and "missing" not in text
+    lines = text.splitlines()
+    start = lines.index("spans (start, duration)")
+    root = "its gateway died" if ended else "its gateway died, or still serves it"
+    assert lines[start + 1] == f"  gateway.generate  (not written: {root})"
+    tree = [
+        line
+        for line in lines[start + 1 :]
+        if line.split()[:1] and line.split()[0][:8] in ("gateway.", "batcher.")
+    ]
+    assert [(len(line) - len(line.lstrip()), line.split()[0]) for line in tree] == [
+        (2, "gateway.generate"),
+        (4, "gateway.publish"),
+        (4, "batcher.request"),
+        (6, "batcher.prefill"),
+        (6, "batcher.decode"),
+        (6, "batcher.finish"),
+    ]
+    book = story.ledger()
+    assert (book is not None) == ended
+
+
+def test_who_resumes_a_dead_gateways_request_stands_below_its_call() -> None:
+    resumed = span(7, 1, "gateway.resume", 20, 50)
+    story, text = told(RECORDS, ("gateway", [resumed]), ("batcher", BATCHER))
+    assert story.orphans() == []
+    lines = [line for line in text.splitlines() if "gateway." in line]
+    assert [line.split()[0] for line in lines] == ["gateway.generate", "gateway.resume"]
+    assert lines[1].startswith("    gateway.resume")
 
 
 def test_a_lost_step_and_a_cancel_are_told() -> None:
