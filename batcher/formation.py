@@ -101,6 +101,7 @@ class Stood:
     stamps: tuple[str, ...]
     num_blocks: int
     intact: bool = False  # no other batcher had any of the workers since we stood last
+    prior_epoch: Epoch = Epoch(0)  # the one that all workers stood in before; 0: none, or they differ
 
 
 FormationEffect = WriteEpoch | FormStage | CloseLinks | Stood
@@ -166,6 +167,7 @@ class Formation:
         self._stamps: list[str] = []
         self._num_blocks = 0
         self._intact = False
+        self._prior = Epoch(0)
         self._fixed: dict[Epoch, None] = {}  # our own epochs, the newest last
         self._call = 0
         self._failures = 0
@@ -266,6 +268,8 @@ class Formation:
         self._num_blocks = min(self._num_blocks or event.num_blocks, event.num_blocks)
         self._stamps.append(event.kv_stamp)
         self._intact &= event.prior_epoch in self._fixed
+        same = len(self._stamps) == 1 or event.prior_epoch == self._prior
+        self._prior = event.prior_epoch if same else Epoch(0)
         if len(self._stamps) < len(self._stages):
             return [self._form_next(event.now)]
         self.state = State.STANDING
@@ -276,7 +280,8 @@ class Formation:
         stamps = tuple(self._stamps)
         ranges = tuple((s.first_layer, s.end_layer) for s in self._stages)
         generation = pool_generation(stamps, ranges)
-        return [Stood(self.epoch, self._stages, generation, stamps, self._num_blocks, self._intact)]
+        blocks = self._num_blocks
+        return [Stood(self.epoch, self._stages, generation, stamps, blocks, self._intact, self._prior)]
 
     def _lost(self, event: PipelineLost) -> list[FormationEffect]:
         if event.epoch != self.epoch or self.state not in (State.STANDING, State.FORMING):

@@ -2,8 +2,7 @@
 
 Rules: an effect always ends in its event; whatever went wrong is `failed`, and then nothing but an attach
 is sent. Each attach has the number of its call, so that a call that was given up and arrives late is
-refused. Content that kvstore keeps from before is trusted only where no other kvstore can have had the
-pool since: at the same kvstore within an epoch, or where only one is known.
+refused, and says who had the memory last, so that a kvstore forgets what was written while another had it.
 """
 
 import asyncio
@@ -43,6 +42,8 @@ class Pool:
     num_blocks: int
     block_size_tokens: int
     namespace: str
+    intact: bool = False  # no other batcher had it since we did
+    prior_epoch: Epoch = Epoch(0)  # in which its workers stood before; 0: not known
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ class KvstoreClient:
         self._known: dict[str, _Known] = {}  # by registry key
         self._pool: Pool | None = None
         self._attachment: _Attachment | None = None
+        self._last: _Attachment | None = None  # that stood
         self._closed = asyncio.Event()
 
     @property
@@ -123,8 +125,8 @@ class KvstoreClient:
         if pool is None or not present:
             return failed
         known = self._choose(present)
-        boot, last = known.entry.boot, self._attachment
-        keep = len(present) == 1 or (last is not None and last.boot == boot and last.pool.epoch == pool.epoch)
+        boot = known.entry.boot
+        prior_epoch, prior_attachment = self._prior(pool, alone=len(present) == 1)
         attachment = _Attachment(boot, known.entry.rpc_address, pool, effect.call)
         self._attachment = attachment
         request = messages.build_attach(
@@ -136,7 +138,8 @@ class KvstoreClient:
                 namespace=pool.namespace,
                 held=effect.held,
                 committed=effect.committed,
-                drop_cached=not keep,
+                prior_epoch=prior_epoch,
+                prior_attachment=prior_attachment,
             )
         )
         try:
@@ -149,9 +152,19 @@ class KvstoreClient:
         if self._attachment is not attachment or self._pool is not pool:
             return PoolAttached(self._now(), effect.call, 0, 0, failed=True)
         attachment.stands = True
+        self._last = attachment
         known.failures = 0
         attached = messages.parse_attached(reply)
         return PoolAttached(self._now(), effect.call, attached.free, attached.cached)
+
+    def _prior(self, pool: Pool, alone: bool) -> tuple[Epoch, int]:
+        """The attach under which the memory was last written. Another batcher may have moved between kvstores
+        within its epoch, and only it knew: so its epoch says enough only where there is one.
+        """
+        last = self._last
+        if last is not None and (last.pool.epoch == pool.epoch or pool.intact):
+            return last.pool.epoch, last.number
+        return (pool.prior_epoch, 0) if alone else (Epoch(0), 0)
 
     async def _match(self, effect: MatchBlocks, traces: tuple[TraceRef, ...]) -> BlocksMatched:
         attachment = self._standing()

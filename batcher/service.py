@@ -296,6 +296,8 @@ class Batcher:
             Pool(
                 generation=effect.generation,
                 epoch=effect.epoch,
+                intact=effect.intact,
+                prior_epoch=effect.prior_epoch,
                 worker_stamps=effect.stamps,
                 num_blocks=effect.num_blocks,
                 block_size_tokens=self._config.block_size_tokens,

@@ -4,7 +4,8 @@ Rules: the caller's inventory is the truth when it attaches; each call is done w
 nothing changed (`RpcRejected`: INVALID_ARGUMENT names the field, FAILED_PRECONDITION means attach anew).
 Late calls are ghosts: an attach must be newer, by (epoch, attachment), than every one before it that named
 the pool or one of its workers' KV memories; other calls must name exactly the last attach. A KV memory
-(stamp) serves one pool: the pools that shared it are dropped when another one attaches.
+(stamp) serves one pool: the pools that shared it are dropped when another one attaches. Content that nobody
+holds is kept only if the attach under which the memory was last written is the one it was known under here.
 """
 
 from collections import Counter, OrderedDict
@@ -42,16 +43,18 @@ class Tally:
 class Pool:
     """The blocks of one generation. Methods validate before they change anything."""
 
-    __slots__ = ("_tally", "attach", "index", "ref", "table")
+    __slots__ = ("_tally", "as_of", "attach", "index", "ref", "table")
 
     def __init__(self, attach: Attach, before: "Pool | None", tally: Tally) -> None:
         """Takes `attach` as the truth; content that nobody holds stays cached as `before` had it."""
         held = _inventory(attach)
         self.ref = attach.pool
+        self.as_of = attach.pool  # content is as it was under this attach: a later one may not have been used
         self.attach = attach
         self._tally = tally
         self.index = PrefixIndex()
-        if before is not None and not attach.drop_cached:
+        if before is not None and before._knows(attach):
+            self.as_of = before.as_of
             for block in before._unheld(held):
                 content = before.index.content(block)
                 assert content is not None
@@ -59,6 +62,12 @@ class Pool:
         for block, content in attach.committed:
             self.index.commit(block, content, None)
         self.table = BlockTable(attach.num_blocks, held, self.index.cached_blocks())
+
+    def _knows(self, attach: Attach) -> bool:
+        """Whether nobody wrote the memory elsewhere since."""
+        seen = ((ref.epoch, ref.attachment) for ref in (self.ref, self.as_of))
+        epoch, number = attach.prior_epoch, attach.prior_attachment
+        return epoch > 0 and any(epoch == known[0] and number in (0, known[1]) for known in seen)
 
     def _unheld(self, held: "Counter[BlockId]") -> Sequence[BlockId]:
         """Known content outside `held`, in order of eviction: cached before leased, tails before heads."""
@@ -256,6 +265,7 @@ class Ledger:
             self.tally.old_epochs += 1
             raise stale(f"old epoch {theirs[0]}, attachment {theirs[1]}: {ours} is attached")
         self.pools.move_to_end(ref.generation)
+        pool.as_of = pool.ref
         return pool
 
     def _validate_attach(self, call: Attach) -> None:

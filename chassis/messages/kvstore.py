@@ -51,7 +51,8 @@ class Commit(NamedTuple):
 class Attach:
     """`held` repeats a block for each further reference; `committed` says what held blocks hold, heads first.
 
-    `drop_cached`: the pool may have been in another kvstore's hands, so nothing else is known of it.
+    `prior_*`: the attach under which the memory was last written, at whatever kvstore. Epoch 0: not known;
+    attachment 0: the last of that epoch.
     """
 
     pool: PoolRef
@@ -61,7 +62,8 @@ class Attach:
     namespace: str
     held: tuple[BlockId, ...] = ()
     committed: tuple[tuple[BlockId, BlockHash], ...] = ()
-    drop_cached: bool = False
+    prior_epoch: Epoch = Epoch(0)
+    prior_attachment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,8 @@ def build_attach(call: Attach) -> pb.AttachRequest:
         held=_ids(call.held),
         committed=_ids([block for block, _ in call.committed]),
         committed_hashes=b"".join(content for _, content in call.committed),
-        drop_cached=call.drop_cached,
+        prior_epoch=call.prior_epoch,
+        prior_attachment=call.prior_attachment,
     )
 
 
@@ -175,7 +178,8 @@ def parse_attach(m: pb.AttachRequest) -> Attach:
         committed=tuple(
             zip(blocks, _parse_column("committed_hashes", m.committed_hashes, len(blocks)), strict=True)
         ),
-        drop_cached=m.drop_cached,
+        prior_epoch=Epoch(m.prior_epoch),
+        prior_attachment=m.prior_attachment,
     )
 
 

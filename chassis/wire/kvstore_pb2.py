@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63hassis/wire/kvstore.proto\x12\x10shoal.kvstore.v1\"@\n\x07PoolRef\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x12\n\nattachment\x18\x03 \x01(\x06\"-\n\x08TraceRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x14\n\x0ctrace_parent\x18\x02 \x01(\x0c\"\xe1\x01\n\rAttachRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x15\n\rworker_stamps\x18\x02 \x03(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x19\n\x11\x62lock_size_tokens\x18\x04 \x01(\r\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12\x0c\n\x04held\x18\x06 \x01(\x0c\x12\x11\n\tcommitted\x18\x07 \x01(\x0c\x12\x18\n\x10\x63ommitted_hashes\x18\x08 \x01(\x0c\x12\x13\n\x0b\x64rop_cached\x18\t \x01(\x08\"A\n\x0b\x41ttachReply\x12\x14\n\x0ckvstore_boot\x18\x01 \x01(\t\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\"s\n\x0cMatchRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x0e\n\x06\x63hains\x18\x02 \x03(\x0c\x12*\n\x06traces\x18\x03 \x03(\x0b\x32\x1a.shoal.kvstore.v1.TraceRef\"\x1c\n\nMatchReply\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x0c\"\xd9\x01\n\x0f\x45xchangeRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x15\n\rcommit_blocks\x18\x02 \x01(\x0c\x12\x15\n\rcommit_hashes\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ommit_parents\x18\x04 \x01(\x0c\x12\x16\n\x0erelease_blocks\x18\x05 \x01(\x0c\x12\x13\n\x0blease_count\x18\x06 \x01(\r\x12*\n\x06traces\x18\x07 \x03(\x0b\x32\x1a.shoal.kvstore.v1.TraceRef\"D\n\rExchangeReply\x12\x15\n\rleased_blocks\x18\x01 \x01(\x0c\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\"\"\n\x0cStatsRequest\x12\x12\n\ngeneration\x18\x01 \x01(\t\"\xa3\x01\n\nStatsReply\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06leased\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x0e\n\x06misses\x18\x06 \x01(\x04\x12\x11\n\tevictions\x18\x07 \x01(\x04\x12\x13\n\x0bgenerations\x18\x08 \x03(\t\x12\x12\n\nold_epochs\x18\t \x01(\x04\x32\xb1\x02\n\x07KvStore\x12H\n\x06\x41ttach\x12\x1f.shoal.kvstore.v1.AttachRequest\x1a\x1d.shoal.kvstore.v1.AttachReply\x12\x45\n\x05Match\x12\x1e.shoal.kvstore.v1.MatchRequest\x1a\x1c.shoal.kvstore.v1.MatchReply\x12N\n\x08\x45xchange\x12!.shoal.kvstore.v1.ExchangeRequest\x1a\x1f.shoal.kvstore.v1.ExchangeReply\x12\x45\n\x05Stats\x12\x1e.shoal.kvstore.v1.StatsRequest\x1a\x1c.shoal.kvstore.v1.StatsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63hassis/wire/kvstore.proto\x12\x10shoal.kvstore.v1\"@\n\x07PoolRef\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x12\n\nattachment\x18\x03 \x01(\x06\"-\n\x08TraceRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x14\n\x0ctrace_parent\x18\x02 \x01(\x0c\"\x81\x02\n\rAttachRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x15\n\rworker_stamps\x18\x02 \x03(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x19\n\x11\x62lock_size_tokens\x18\x04 \x01(\r\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12\x0c\n\x04held\x18\x06 \x01(\x0c\x12\x11\n\tcommitted\x18\x07 \x01(\x0c\x12\x18\n\x10\x63ommitted_hashes\x18\x08 \x01(\x0c\x12\x13\n\x0bprior_epoch\x18\n \x01(\x06\x12\x18\n\x10prior_attachment\x18\x0b \x01(\x06J\x04\x08\t\x10\n\"A\n\x0b\x41ttachReply\x12\x14\n\x0ckvstore_boot\x18\x01 \x01(\t\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\"s\n\x0cMatchRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x0e\n\x06\x63hains\x18\x02 \x03(\x0c\x12*\n\x06traces\x18\x03 \x03(\x0b\x32\x1a.shoal.kvstore.v1.TraceRef\"\x1c\n\nMatchReply\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x0c\"\xd9\x01\n\x0f\x45xchangeRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x15\n\rcommit_blocks\x18\x02 \x01(\x0c\x12\x15\n\rcommit_hashes\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ommit_parents\x18\x04 \x01(\x0c\x12\x16\n\x0erelease_blocks\x18\x05 \x01(\x0c\x12\x13\n\x0blease_count\x18\x06 \x01(\r\x12*\n\x06traces\x18\x07 \x03(\x0b\x32\x1a.shoal.kvstore.v1.TraceRef\"D\n\rExchangeReply\x12\x15\n\rleased_blocks\x18\x01 \x01(\x0c\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\"\"\n\x0cStatsRequest\x12\x12\n\ngeneration\x18\x01 \x01(\t\"\xa3\x01\n\nStatsReply\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06leased\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x0e\n\x06misses\x18\x06 \x01(\x04\x12\x11\n\tevictions\x18\x07 \x01(\x04\x12\x13\n\x0bgenerations\x18\x08 \x03(\t\x12\x12\n\nold_epochs\x18\t \x01(\x04\x32\xb1\x02\n\x07KvStore\x12H\n\x06\x41ttach\x12\x1f.shoal.kvstore.v1.AttachRequest\x1a\x1d.shoal.kvstore.v1.AttachReply\x12\x45\n\x05Match\x12\x1e.shoal.kvstore.v1.MatchRequest\x1a\x1c.shoal.kvstore.v1.MatchReply\x12N\n\x08\x45xchange\x12!.shoal.kvstore.v1.ExchangeRequest\x1a\x1f.shoal.kvstore.v1.ExchangeReply\x12\x45\n\x05Stats\x12\x1e.shoal.kvstore.v1.StatsRequest\x1a\x1c.shoal.kvstore.v1.StatsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,21 +36,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRACEREF']._serialized_start=114
   _globals['_TRACEREF']._serialized_end=159
   _globals['_ATTACHREQUEST']._serialized_start=162
-  _globals['_ATTACHREQUEST']._serialized_end=387
-  _globals['_ATTACHREPLY']._serialized_start=389
-  _globals['_ATTACHREPLY']._serialized_end=454
-  _globals['_MATCHREQUEST']._serialized_start=456
-  _globals['_MATCHREQUEST']._serialized_end=571
-  _globals['_MATCHREPLY']._serialized_start=573
-  _globals['_MATCHREPLY']._serialized_end=601
-  _globals['_EXCHANGEREQUEST']._serialized_start=604
-  _globals['_EXCHANGEREQUEST']._serialized_end=821
-  _globals['_EXCHANGEREPLY']._serialized_start=823
-  _globals['_EXCHANGEREPLY']._serialized_end=891
-  _globals['_STATSREQUEST']._serialized_start=893
-  _globals['_STATSREQUEST']._serialized_end=927
-  _globals['_STATSREPLY']._serialized_start=930
-  _globals['_STATSREPLY']._serialized_end=1093
-  _globals['_KVSTORE']._serialized_start=1096
-  _globals['_KVSTORE']._serialized_end=1401
+  _globals['_ATTACHREQUEST']._serialized_end=419
+  _globals['_ATTACHREPLY']._serialized_start=421
+  _globals['_ATTACHREPLY']._serialized_end=486
+  _globals['_MATCHREQUEST']._serialized_start=488
+  _globals['_MATCHREQUEST']._serialized_end=603
+  _globals['_MATCHREPLY']._serialized_start=605
+  _globals['_MATCHREPLY']._serialized_end=633
+  _globals['_EXCHANGEREQUEST']._serialized_start=636
+  _globals['_EXCHANGEREQUEST']._serialized_end=853
+  _globals['_EXCHANGEREPLY']._serialized_start=855
+  _globals['_EXCHANGEREPLY']._serialized_end=923
+  _globals['_STATSREQUEST']._serialized_start=925
+  _globals['_STATSREQUEST']._serialized_end=959
+  _globals['_STATSREPLY']._serialized_start=962
+  _globals['_STATSREPLY']._serialized_end=1125
+  _globals['_KVSTORE']._serialized_start=1128
+  _globals['_KVSTORE']._serialized_end=1433
 # @@protoc_insertion_point(module_scope)

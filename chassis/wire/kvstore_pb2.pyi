@@ -25,7 +25,7 @@ class TraceRef(_message.Message):
     def __init__(self, key: _Optional[str] = ..., trace_parent: _Optional[bytes] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("pool", "worker_stamps", "num_blocks", "block_size_tokens", "namespace", "held", "committed", "committed_hashes", "drop_cached")
+    __slots__ = ("pool", "worker_stamps", "num_blocks", "block_size_tokens", "namespace", "held", "committed", "committed_hashes", "prior_epoch", "prior_attachment")
     POOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_STAMPS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -34,7 +34,8 @@ class AttachRequest(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_HASHES_FIELD_NUMBER: _ClassVar[int]
-    DROP_CACHED_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     pool: PoolRef
     worker_stamps: _containers.RepeatedScalarFieldContainer[str]
     num_blocks: int
@@ -43,8 +44,9 @@ class AttachRequest(_message.Message):
     held: bytes
     committed: bytes
     committed_hashes: bytes
-    drop_cached: bool
-    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., worker_stamps: _Optional[_Iterable[str]] = ..., num_blocks: _Optional[int] = ..., block_size_tokens: _Optional[int] = ..., namespace: _Optional[str] = ..., held: _Optional[bytes] = ..., committed: _Optional[bytes] = ..., committed_hashes: _Optional[bytes] = ..., drop_cached: _Optional[bool] = ...) -> None: ...
+    prior_epoch: int
+    prior_attachment: int
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., worker_stamps: _Optional[_Iterable[str]] = ..., num_blocks: _Optional[int] = ..., block_size_tokens: _Optional[int] = ..., namespace: _Optional[str] = ..., held: _Optional[bytes] = ..., committed: _Optional[bytes] = ..., committed_hashes: _Optional[bytes] = ..., prior_epoch: _Optional[int] = ..., prior_attachment: _Optional[int] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("kvstore_boot", "free", "cached")

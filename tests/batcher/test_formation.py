@@ -187,6 +187,19 @@ def test_memory_is_intact_only_if_no_other_batcher_had_the_workers_since(prior: 
     f.handle(PipelineLost(1.0, Epoch(7), None, "step deadline"))
     again = form(f, 1.0, workers, revision=2, epoch=9, prior=prior)
     assert again.generation == first.generation and again.intact is intact
+    assert again.prior_epoch == prior
+
+
+def test_workers_that_stood_in_different_epochs_have_no_prior_one() -> None:
+    f = formation()
+    [write] = f.handle(WorkersSeen(0.0, ((worker("a"), 1), (worker("b"), 2))))
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(0.0, write.call, Epoch(9)))
+    assert isinstance(first, FormStage)
+    [second] = f.handle(StageFormed(0.0, first.call, "a.1", 10, prior_epoch=Epoch(7)))
+    assert isinstance(second, FormStage)
+    [stood] = f.handle(StageFormed(0.0, second.call, "b.1", 10, prior_epoch=Epoch(8)))
+    assert isinstance(stood, Stood) and stood.prior_epoch == 0
 
 
 def test_a_neighbour_blamed_for_the_dead_is_taken_again_at_once() -> None:

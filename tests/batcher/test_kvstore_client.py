@@ -258,7 +258,7 @@ def test_a_new_batcher_finds_the_cache_where_there_is_one_kvstore() -> None:
         await world.attach(first)
         await world.cache_a(first)
         second = await world.client("second")
-        second.open(replace(POOL, epoch=Epoch(6)))
+        second.open(replace(POOL, epoch=Epoch(6), prior_epoch=POOL.epoch))
         world.calls = 0
         assert (await world.attach(second)).cached == 1
         assert len((await world.match(second, (A,))).blocks[0]) == 1
@@ -289,6 +289,49 @@ def test_a_cache_is_not_trusted_after_another_kvstore_had_the_pool() -> None:
         assert not again.failed and again.cached == 0
         assert one.ledger.stats().free == 8
         assert (await world.match(client, (A,))).blocks == ((),)
+
+    on_world(case)
+
+
+def test_a_cache_is_not_trusted_after_another_batcher_was_elsewhere() -> None:
+    """Its kvstore is gone with what it knew; the one that is left had the pool two epochs ago."""
+
+    async def case(world: World) -> None:
+        await world.start("one")
+        first, second = await world.client(), await world.client("second")
+        first.open(POOL)
+        await world.attach(first)
+        await world.cache_a(first)
+        await world.start("two")
+        second.open(replace(POOL, epoch=Epoch(6), prior_epoch=POOL.epoch))
+        world.network.partition("second", "one")
+        assert (await world.attach(second)).free == 8
+        await world.cache_a(second)
+        await world.kill("two")
+        await asyncio.sleep(subjects.REGISTRY_TTL_S + 1)
+        first.open(replace(POOL, epoch=Epoch(7), prior_epoch=Epoch(6)))
+        again = await world.attach(first)
+        assert (again.failed, again.cached) == (False, 0)
+
+    on_world(case)
+
+
+def test_a_cache_is_kept_over_epochs_of_ones_own_and_lost_answers() -> None:
+    async def case(world: World) -> None:
+        await world.start("one")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        await world.cache_a(client)
+        client.open(
+            replace(POOL, epoch=Epoch(9), intact=True)
+        )  # of several epochs, all ours
+        world.network.habits = RpcHabits(reply_loss=1.0)
+        assert (await world.attach(client)).failed
+        world.network.habits = RpcHabits()
+        assert (await world.attach(client)).cached == 1
+        client.open(replace(POOL, epoch=Epoch(11), prior_epoch=Epoch(10)))  # somebody else's
+        assert (await world.attach(client)).cached == 0
 
     on_world(case)
 

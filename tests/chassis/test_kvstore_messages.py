@@ -33,7 +33,7 @@ TRACES = (TraceRef("request", b"t" * 25), TraceRef("step:1:2", b""))
     [
         (Attach(REF, ("w.1", "v.2"), 9, 16, "n"), messages.build_attach, messages.parse_attach),
         (
-            Attach(REF, (), 9, 16, "n", (ONE, ONE, LAST), ((ONE, A), (LAST, B)), drop_cached=True),
+            Attach(REF, (), 9, 16, "n", (ONE, ONE, LAST), ((ONE, A), (LAST, B)), Epoch(7), 8),
             messages.build_attach,
             messages.parse_attach,
         ),

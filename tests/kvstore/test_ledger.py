@@ -35,8 +35,12 @@ def attach(
     held: Sequence[int] = (),
     committed: Sequence[tuple[int, BlockHash]] = (),
     stamps: Sequence[str] = ("w.1",),
-    drop_cached: bool = False,
+    prior: tuple[int, int] | None = None,
 ) -> Attached:
+    """`prior`: who had the memory last; by default whoever had it here."""
+    known = ledger.pools.get(ref.generation)
+    if prior is None:
+        prior = (0, 0) if known is None else (known.ref.epoch, known.ref.attachment)
     return ledger.attach(
         Attach(
             pool=ref,
@@ -46,7 +50,8 @@ def attach(
             namespace="n",
             held=ids(*held),
             committed=tuple((BlockId(b), h) for b, h in committed),
-            drop_cached=drop_cached,
+            prior_epoch=Epoch(prior[0]),
+            prior_attachment=prior[1],
         )
     )
 
@@ -358,19 +363,40 @@ def test_two_held_blocks_with_the_same_content_are_twins() -> None:
     assert match(ledger, [a]) == (ids(5),)
 
 
-@pytest.mark.parametrize("change", ["drop", "size", "namespace"])
+@pytest.mark.parametrize("change", ["size", "namespace"])
 def test_nothing_is_kept_of_a_pool_that_may_be_another(change: str) -> None:
     ledger = opened()
     exchange(ledger, releases=fill(ledger, chain("a")))
     ref = PoolRef("g", Epoch(8), 1)
-    if change == "drop":
-        attached = attach(ledger, ref, drop_cached=True)
-    elif change == "size":
+    if change == "size":
         attached = attach(ledger, ref, num_blocks=9)
     else:
-        attached = ledger.attach(Attach(ref, ("w.1",), 8, 16, "other"))
+        attached = ledger.attach(Attach(ref, ("w.1",), 8, 16, "other", (), (), Epoch(7), 1))
     assert attached.cached == 0
     assert match(ledger, chain("a"), ref=ref) == ((),)
+
+
+@pytest.mark.parametrize(
+    ("prior", "kept"),
+    [((7, 1), 1), ((7, 0), 1), ((0, 0), 0), ((7, 2), 0), ((6, 0), 0), ((8, 0), 0), ((8, 1), 0)],
+)
+def test_content_is_kept_only_if_nobody_wrote_the_memory_elsewhere(prior: tuple[int, int], kept: int) -> None:
+    """Blocks 7.2 or 8 gave out at another kvstore hold what was written there."""
+    ledger = opened()
+    exchange(ledger, releases=fill(ledger, chain("a")))
+    ref = PoolRef("g", Epoch(9), 1)
+    assert attach(ledger, ref, prior=prior).cached == kept
+    assert [len(found) for found in match(ledger, chain("a"), ref=ref)] == [kept]
+
+
+def test_an_attach_that_was_never_used_changed_nothing() -> None:
+    """Its answer was lost: the batcher names the one before."""
+    ledger = opened()
+    exchange(ledger, releases=fill(ledger, chain("a")))
+    assert attach(ledger, PoolRef("g", Epoch(7), 2), prior=(7, 1)).cached == 1
+    assert attach(ledger, PoolRef("g", Epoch(7), 3), prior=(7, 1)).cached == 1
+    match(ledger, chain("b"), ref=PoolRef("g", Epoch(7), 3))
+    assert attach(ledger, PoolRef("g", Epoch(7), 4), prior=(7, 1)).cached == 0
 
 
 # ---- ghosts ----------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.memory: dict[BlockId, BlockHash] = {}  # what was last written
         self.sequences: list[Sequence] = []
         self.idle: list[BlockId] = []
-        self.epoch, self.attachment, self.clock = 0, 0, 0
+        self.epoch, self.attachment, self.clock = 1, 0, 0
         self.ghosts: list[PoolRef] = []
         self.attach()
 
@@ -98,10 +98,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def attach(self) -> None:
         """Tells the inventory; what the model thought unreferenced stays as it was."""
         self.ghosts.append(self.ref)
+        known = self.ledger.pools.get("g")
+        prior = (Epoch(0), 0) if known is None else (known.ref.epoch, known.ref.attachment)
         self.attachment += 1
         held = tuple(self.held().elements())
         self.ledger.attach(
-            Attach(self.ref, ("w.1",), NUM_BLOCKS, 16, "n", held, tuple(self.committed().items()))
+            Attach(self.ref, ("w.1",), NUM_BLOCKS, 16, "n", held, tuple(self.committed().items()), *prior)
         )
 
     def exchange(self, call: Exchange) -> Exchanged:
