@@ -125,11 +125,7 @@ def test_a_gateway_that_died_is_named_for_its_missing_root(ended: bool) -> None:
     start = lines.index("spans (start, duration)")
     root = "its gateway died" if ended else "its gateway died, or still serves it"
     assert lines[start + 1] == f"  gateway.generate  (not written: {root})"
-    tree = [
-        line
-        for line in lines[start + 1 :]
-        if line.split()[:1] and line.split()[0][:8] in ("gateway.", "batcher.")
-    ]
+    tree = [line for line in lines[start + 1 :] if line.lstrip().startswith(("gateway.", "batcher."))]
     assert [(len(line) - len(line.lstrip()), line.split()[0]) for line in tree] == [
         (2, "gateway.generate"),
         (4, "gateway.publish"),
