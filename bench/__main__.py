@@ -42,12 +42,19 @@ def _cores(args: argparse.Namespace) -> None:
     cores.main()
 
 
+def _floor(args: argparse.Namespace) -> None:
+    from bench import floor
+
+    floor.main()
+
+
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "tax": _tax,
     "stalls": _stalls,
     "streams": _streams,
     "sim": _sim,
     "cores": _cores,
+    "floor": _floor,
 }
 
 
