@@ -9,6 +9,7 @@ simulation use it too.
 import asyncio
 import contextvars
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -254,6 +255,7 @@ async def _live(
         loop.add_signal_handler(number, on_signal)
     async with _ports(section, chassis, new_id) as (ports, ring):
         service = make(ports)
+        _keep_what_start_made()
         boot = getattr(service, "boot", None) or new_id()
         log.bind(boot=boot)
         exporter = Exporter(ring, ports.bus, section, boot, _otlp(chassis.otlp_endpoint, section, boot))
@@ -266,6 +268,13 @@ async def _live(
             await exporter.flush()
         finally:
             await exporter.close()
+
+
+def _keep_what_start_made() -> None:
+    """Modules and tables live as long as the process: no later collection walks over them again, which
+    would stop everything for tens of milliseconds, and for hundreds where torch is loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 @asynccontextmanager
