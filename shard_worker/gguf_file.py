@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
-from numpy.typing import NDArray
 
 from shard_worker.executor import LoadFailed
+from shard_worker.formats import FORMAT_OF, numbers_of
 from shard_worker.model.config import ModelConfig, config_from_gguf
+from shard_worker.model.stage_weights import F32, U8, StoredMatrix, WeightFormat
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -28,8 +28,6 @@ STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 U64 = struct.Struct("<Q")
 U32 = struct.Struct("<I")
-
-QUICK = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0)
 
 # Hugging Face names, which the models use, and GGUF's.
 OUTSIDE = {
@@ -168,7 +166,7 @@ class GgufFile:
             placed[name] = TensorInfo(shape, kind, base + offset, num_bytes)
         return placed
 
-    def packed(self, name: str) -> NDArray[np.uint8]:
+    def packed(self, name: str) -> U8:
         """[rows, bytes of a row], a view of the file."""
         info = self.tensors[name]
         flat = np.frombuffer(self._map, np.uint8, info.num_bytes, info.offset)
@@ -212,6 +210,20 @@ class GgufCheckpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Float32, expanded. Raises LoadFailed when it is missing or has another shape."""
+        own, packed = self._rows_of(name, shape)
+        numbers = self._numbers(own, packed)
+        return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy()).view(shape)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
+        """As it lies in the file, in what formats the engine knows; else in float32. Raises LoadFailed."""
+        own, packed = self._rows_of(name, shape)
+        format = FORMAT_OF.get(self.file.tensors[own].kind)
+        if format is None:
+            format, packed = WeightFormat.F32, self._numbers(own, packed).view(np.uint8)
+        return StoredMatrix(format, packed, shape[1])
+
+    def _rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[str, U8]:
+        """The file's own name of a tensor, and its rows in Hugging Face's order. Raises LoadFailed."""
         own = self._own_name(name)
         info = self.file.tensors.get(own)
         if info is None:
@@ -221,7 +233,7 @@ class GgufCheckpoint:
         packed = self.file.packed(own)
         if own.endswith(("attn_q.weight", "attn_k.weight")):
             packed = self._rows_as_halves(packed)
-        return torch.from_numpy(self._numbers(own, packed)).view(shape)
+        return own, packed
 
     def _own_name(self, name: str) -> str:
         if name in OUTSIDE:
@@ -229,43 +241,15 @@ class GgufCheckpoint:
         _, _, layer, inside = name.split(".", 3)
         return f"blk.{layer}.{INSIDE.get(inside, inside)}"
 
-    def _rows_as_halves(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _rows_as_halves(self, packed: U8) -> U8:
         """GGUF interleaves the two halves of each head of Q and K for its rotary kernel; undone here."""
         num_bytes = packed.shape[1]
         pairs = packed.reshape(-1, self.config.head_dim // 2, 2, num_bytes)
         return pairs.swapaxes(1, 2).reshape(-1, num_bytes)
 
-    def _numbers(self, name: str, packed: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _numbers(self, name: str, packed: U8) -> F32:
         kind = self.file.tensors[name].kind
         try:
-            if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-                stored = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
-                return packed.view(stored).astype(np.float32)
-            if kind in QUICK:
-                return _expand(packed, kind)
-            with np.errstate(all="ignore"):
-                return np.ascontiguousarray(dequantize(packed, kind), dtype=np.float32)
+            return numbers_of(packed, kind)
         except NotImplementedError:
             raise LoadFailed(f"{self.path}: {name} is stored as {kind.name}, which can't be read") from None
-
-
-def _expand(packed: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
-    """What `dequantize` gives for the commonest kinds, in a third of the time: no temporary arrays."""
-    block_len, block_bytes = GGML_QUANT_SIZES[kind]
-    rows = packed.shape[0]
-    blocks = packed.reshape(-1, block_bytes)
-    scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
-    out = np.empty((len(blocks), block_len), np.float32)
-    if kind == GGMLQuantizationType.Q8_0:
-        out[:] = blocks[:, 2:].view(np.int8)
-    else:
-        nibbles = blocks[:, block_bytes - block_len // 2 :]
-        out[:, : block_len // 2] = nibbles & 15
-        out[:, block_len // 2 :] = nibbles >> 4
-    with np.errstate(all="ignore"):
-        if kind == GGMLQuantizationType.Q4_0:
-            out -= 8
-        out *= scale
-        if kind == GGMLQuantizationType.Q4_1:
-            out += blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
-    return out.reshape(rows, -1)

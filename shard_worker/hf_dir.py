@@ -6,15 +6,24 @@ Only tensors that are asked for are read. Nothing is ever unpickled.
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 
 from shard_worker.executor import LoadFailed
 from shard_worker.model.config import ModelConfig, config_from_hf
+from shard_worker.model.stage_weights import StoredMatrix, WeightFormat
+from shard_worker.safetensors_file import SafetensorsFile
 
 JSON_BYTES_MAX = 64 << 20
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FILES_MAX = 1024
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+FORMATS = {format.name: format for format in (WeightFormat.F32, WeightFormat.F16, WeightFormat.BF16)}
+FLOATS = {
+    WeightFormat.F32: torch.float32,
+    WeightFormat.F16: torch.float16,
+    WeightFormat.BF16: torch.bfloat16,
+}
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -48,48 +57,63 @@ class HfCheckpoint:
 
     @property
     def content_paths(self) -> tuple[Path, ...]:
-        return (self.path / "config.json", *sorted(set(self._file_of.values())))
+        return (self.path / "config.json", *sorted({file.path for file in self._file_of.values()}))
 
-    def _find_tensors(self) -> dict[str, Path]:
+    def _find_tensors(self) -> dict[str, SafetensorsFile]:
+        """Where each tensor lies. Raises LoadFailed."""
         if (self.path / SINGLE).exists():
-            return dict.fromkeys(self._names_in(self.path / SINGLE), self.path / SINGLE)
+            return self._all_in([SINGLE])
+        if not (self.path / INDEX).exists():
+            raise LoadFailed(f"{self.path}: neither {SINGLE} nor {INDEX}{_only_pickles(self.path)}")
         index = read_json(self.path / INDEX).get("weight_map")
-        if not isinstance(index, dict):
-            raise LoadFailed(f"{self.path}: neither {SINGLE} nor {INDEX} with a weight_map")
-        files: dict[str, Path] = {}
+        if not isinstance(index, dict) or not index:
+            raise LoadFailed(f"{self.path / INDEX}: no weight_map")
+        for file in index.values():
+            if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+                raise LoadFailed(f"{self.path / INDEX}: {file!r} is not a safetensors file in this folder")
+        if len(names := sorted(set(index.values()))) > FILES_MAX:
+            raise LoadFailed(f"{self.path / INDEX}: {len(names)} files are more than {FILES_MAX}")
+        found = self._all_in(names)
         for name, file in index.items():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise LoadFailed(f"{self.path / INDEX}: {file!r} is not the name of a file in this folder")
-            files[name] = self.path / file
-        for file in sorted(set(files.values())):
-            present = set(self._names_in(file))
-            missing = [n for n, f in files.items() if f == file and n not in present]
-            if missing:
-                raise LoadFailed(f"{file}: no tensor {missing[0]}, which {INDEX} promises")
-        return files
+            if name not in found or found[name].path.name != file:
+                raise LoadFailed(f"{self.path / file}: no tensor {name}, which {INDEX} promises")
+        return found
 
-    @staticmethod
-    def _names_in(path: Path) -> list[str]:
-        try:
-            with safe_open(path, framework="pt") as file:
-                return list(file.keys())
-        except (OSError, SafetensorError) as error:
-            raise LoadFailed(f"{path}: not a whole safetensors file: {error}") from None
+    def _all_in(self, names: list[str]) -> dict[str, SafetensorsFile]:
+        found: dict[str, SafetensorsFile] = {}
+        for name in names:
+            file = SafetensorsFile(self.path / name)
+            if twice := found.keys() & file.tensors.keys():
+                raise LoadFailed(f"{file.path}: {min(twice)} is in {found[min(twice)].path.name} too")
+            found |= dict.fromkeys(file.tensors, file)
+        return found
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
+        """A view of the file. Raises LoadFailed when it is missing or has another shape."""
+        file, format = self._described(name, shape)
+        return StoredMatrix(format, file.bytes_of(name).reshape(shape[0], -1), shape[1])
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """In the file's own precision. Raises LoadFailed when it is missing or has another shape."""
+        """In the file's own precision, copied. Raises LoadFailed when it is missing or has another shape."""
+        file, format = self._described(name, shape)
+        copied = torch.from_numpy(np.array(file.bytes_of(name)))
+        return copied.view(FLOATS[format]).view(shape)
+
+    def _described(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, WeightFormat]:
         file = self._file_of.get(name)
         if file is None:
             raise LoadFailed(f"{self.path}: no tensor {name}")
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensor: torch.Tensor = opened.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise LoadFailed(f"{file}: {name} can't be read: {error}") from None
-        if tuple(tensor.shape) != shape:
-            raise LoadFailed(
-                f"{file}: {name} has shape {tuple(tensor.shape)}, the configuration says {shape}"
-            )
-        if tensor.dtype not in FLOATS:
-            raise LoadFailed(f"{file}: {name} is stored as {tensor.dtype}, which can't be read")
-        return tensor
+        info = file.tensors[name]
+        if info.shape != shape:
+            raise LoadFailed(f"{file.path}: {name} has shape {info.shape}, the configuration says {shape}")
+        if info.dtype not in FORMATS:
+            raise LoadFailed(f"{file.path}: {name} is stored as {info.dtype}, which can't be read")
+        return file, FORMATS[info.dtype]
+
+
+def _only_pickles(path: Path) -> str:
+    """What to say of a folder whose weights are pickled: to read those means to run what they say."""
+    pickles = sorted(f.name for ending in PICKLED for f in path.glob(f"*{ending}"))
+    if not pickles:
+        return ""
+    return f"; {pickles[0]} is a pickle, which is never opened: convert it to safetensors"

@@ -17,6 +17,7 @@ from shard_worker.executor import LoadFailed
 from shard_worker.gguf_file import GgufCheckpoint
 from shard_worker.hf_dir import HfCheckpoint
 from shard_worker.model.config import ModelConfig
+from shard_worker.model.stage_weights import StoredMatrix
 
 READ_BYTES = 8 << 20
 # Models that a package on the index carries: name -> (package, end of the file's name).
@@ -35,6 +36,9 @@ class Checkpoint(Protocol):
     @property
     def content_paths(self) -> tuple[Path, ...]:
         """The files that the weights are made of, in a fixed order."""
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
+        """Of exactly this shape, as it lies in the file; a view where that can be. Raises LoadFailed."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A float tensor of exactly this shape. Raises LoadFailed."""
