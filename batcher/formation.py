@@ -3,11 +3,13 @@
 Rules: an epoch is fixed by compare-and-set in the registry before any worker hears of it; workers are
 claimed in layer order, all or none; a missing registry entry only stops new claims, a worker in use is
 judged by its link and its steps alone; a worker that failed us is left alone until it says something new.
+Two that do not reach each other are both innocent: they are not made neighbours while a spare can help.
 """
 
 import hashlib
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from chassis.ids import BootId, Epoch
 from chassis.messages.registry import WorkerEntry
@@ -35,7 +37,8 @@ class EpochWritten:
 @dataclass(frozen=True, slots=True)
 class StageFormed:
     """`kv_stamp` None: refused or unreachable; `last_epoch` is then what the worker knows, if it said, and
-    `blamed` the worker that could not be reached, if it is not the one that was asked.
+    `blamed` the worker that could not be reached, if it is not the one that was asked; `next_away`: the one
+    that was asked did not reach its neighbour, though we reached both.
     """
 
     now: float
@@ -45,6 +48,7 @@ class StageFormed:
     last_epoch: Epoch = Epoch(0)
     cause: str = ""
     blamed: BootId | None = None
+    next_away: bool = False
     prior_epoch: Epoch = Epoch(0)  # whose steps the worker's KV memory saw last; 0: none
 
 
@@ -107,7 +111,9 @@ class Stood:
 FormationEffect = WriteEpoch | FormStage | CloseLinks | Stood
 
 
+ANSWER_WAIT_S = 0.2  # who gives up closes its link and says why, on another connection
 FIXED_MAX = 64
+APART_MAX = 8
 
 
 class State(Enum):
@@ -152,6 +158,15 @@ def pool_generation(stamps: tuple[str, ...], ranges: tuple[tuple[int, int], ...]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
+def _pair(one: Stage, other: Stage) -> tuple[str, str]:
+    a, b = sorted((one.worker.boot, other.worker.boot))
+    return a, b
+
+
+def _neighbours(stages: tuple[Stage, ...]) -> list[tuple[str, str]]:
+    return [_pair(one, other) for one, other in pairwise(stages)]
+
+
 class Formation:
     def __init__(self, boot: BootId, config: FormationConfig) -> None:
         self._boot = boot
@@ -161,6 +176,7 @@ class Formation:
         self._workers: dict[str, tuple[WorkerEntry, int]] = {}
         self._shunned: dict[str, int] = {}  # boot -> revision of the entry that failed us
         self._absent: frozenset[str] = frozenset()  # of those shunned, who could not be reached
+        self._apart: dict[tuple[str, str], None] = {}  # pairs that did not reach each other, the newest last
         self._suspect: str | None = None  # taken last, since the pipeline that stood was lost
         self._ours: frozenset[str] = frozenset()  # workers of our last formations, up to one that stood
         self._stages: tuple[Stage, ...] = ()
@@ -264,6 +280,9 @@ class Formation:
         stage = self._stages[len(self._stamps)]
         if event.kv_stamp is None:
             self._above = max(self._above, event.last_epoch)
+            if event.next_away:
+                self._note_apart(stage, self._stages[len(self._stamps) + 1])
+                return self._fail(event.now, None)
             return self._fail(event.now, event.blamed or stage.worker.boot, event.blamed is not None)
         self._num_blocks = min(self._num_blocks or event.num_blocks, event.num_blocks)
         self._stamps.append(event.kv_stamp)
@@ -277,6 +296,8 @@ class Formation:
         self._give_up_at = None
         self._failures = 0
         self._ours = frozenset(s.worker.boot for s in self._stages)
+        for pair in _neighbours(self._stages):
+            self._apart.pop(pair, None)
         stamps = tuple(self._stamps)
         ranges = tuple((s.first_layer, s.end_layer) for s in self._stages)
         generation = pool_generation(stamps, ranges)
@@ -287,7 +308,11 @@ class Formation:
         if event.epoch != self.epoch or self.state not in (State.STANDING, State.FORMING):
             return []
         if self.state is State.FORMING:
-            return self._fail(event.now, event.boot)
+            if event.boot != self._stages[len(self._stamps)].worker.boot:
+                return self._fail(event.now, event.boot)
+            assert self._give_up_at is not None
+            self._give_up_at = min(self._give_up_at, event.now + ANSWER_WAIT_S)
+            return []
         self._suspect = event.boot  # the first link to close may be that of a dead one's neighbour
         return self._fail(event.now, None)
 
@@ -314,12 +339,17 @@ class Formation:
             self._retry_at = now + wait + self._jitter()
         return effects
 
+    def _note_apart(self, one: Stage, other: Stage) -> None:
+        self._apart[_pair(one, other)] = None
+        if len(self._apart) > APART_MAX:
+            del self._apart[next(iter(self._apart))]
+
     def _jitter(self) -> float:
         digest = hashlib.sha256(f"{self._boot}:{self.epoch}:{self._failures}".encode()).digest()
         return self._config.jitter_s * digest[0] / 256
 
     def _choose(self) -> tuple[Stage, ...] | None:
-        """A worker for every stage, or None: best who holds the layers, then who is meant for the stage."""
+        """A worker for every stage, or None. Where only such as are apart are left, they are tried again."""
         free = [
             w
             for boot, (w, _) in sorted(self._workers.items())
@@ -327,6 +357,19 @@ class Formation:
             and (w.free or boot in self._ours)
             and w.num_layers >= self._config.num_stages
         ]
+        return self._joined(free) or self._best(free)
+
+    def _joined(self, free: list[WorkerEntry]) -> tuple[Stage, ...] | None:
+        """The best choice without neighbours that are apart: a spare takes one's place, else the other's."""
+        stages = self._best(free)
+        apart = next((pair for pair in _neighbours(stages or ()) if pair in self._apart), ())
+        if not apart:
+            return stages
+        without = (self._joined([w for w in free if w.boot != boot]) for boot in apart)
+        return next((found for found in without if found is not None), None)
+
+    def _best(self, free: list[WorkerEntry]) -> tuple[Stage, ...] | None:
+        """Best who holds the layers, then who is meant for the stage."""
         if len(free) < self._config.num_stages:
             return None
         facts = free[0]

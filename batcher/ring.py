@@ -22,6 +22,7 @@ from chassis.messages.pipeline import (
     FORM,
     Form,
     Formed,
+    FormRefusal,
     Hello,
     LinkKind,
     SlotStart,
@@ -131,8 +132,14 @@ class Ring:
                 "stage refused", worker=stage.worker.boot, epoch=want.epoch,
                 refusal=reply.refusal.value, error=reply.error,
             )  # fmt: skip
+            away = reply.refusal is FormRefusal.NEXT_AWAY
             return StageFormed(
-                loop.time(), want.call, None, last_epoch=reply.last_epoch, cause=reply.refusal.value
+                loop.time(),
+                want.call,
+                None,
+                last_epoch=reply.last_epoch,
+                cause=reply.refusal.value,
+                next_away=away and want.index + 1 < len(want.stages),
             )
         prior = reply.prior_epoch
         return StageFormed(loop.time(), want.call, reply.kv_stamp, reply.num_blocks, prior_epoch=prior)

@@ -181,7 +181,9 @@ class Stage:
             return self._break(event.now, f"{hello.kind.value} link lost", lost=event.link)
         return []
 
-    def _break(self, now: float, cause: str, lost: int | None = None) -> list[Effect]:
+    def _break(
+        self, now: float, cause: str, lost: int | None = None, refusal: FormRefusal = FormRefusal.FAILED
+    ) -> list[Effect]:
         form = self._form
         assert form is not None
         effects: list[Effect] = [Broke(form.epoch, cause)]
@@ -190,7 +192,7 @@ class Stage:
             del self._links[link]
         effects += [CloseLink(link) for link in (*ours, self._next) if link is not None and link != lost]
         if self._call is not None:
-            effects.append(Answer(self._call, self._refusal(FormRefusal.FAILED, cause)))
+            effects.append(Answer(self._call, self._refusal(refusal, cause)))
         self.phase = Phase.FREE
         self.free_at = now + self._config.free_after_s
         self._last_batcher = form.batcher_boot
@@ -271,7 +273,8 @@ class Stage:
         if self._call != event.call or self._form is None:
             return [] if event.link is None else [CloseLink(event.link)]
         if event.link is None:
-            return self._break(event.now, f"nobody answers at {self._form.next_address}")
+            cause = f"nobody answers at {self._form.next_address}"
+            return self._break(event.now, cause, refusal=FormRefusal.NEXT_AWAY)
         self.phase = Phase.STANDING
         self._next = event.link
         self._call = None

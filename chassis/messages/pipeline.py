@@ -45,6 +45,7 @@ class FormRefusal(Enum):
     IN_USE = "in_use"
     WRONG_MODEL = "wrong_model"
     FAILED = "failed"
+    NEXT_AWAY = "next_away"  # the next stage could not be dialled
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,3 +240,66 @@ def test_it_is_seen_when_others_have_the_workers() -> None:
     taken = ((worker("a", free=False), 5), (worker("b", free=False), 2), (worker("s", free=False), 6))
     f.handle(WorkersSeen(2.1, taken))
     assert f.others_stand
+
+
+def choice(f: Formation, now: float, entries: list[WorkerEntry]) -> list[str]:
+    """All say something new; who is chosen then. The first stage does not reach the second."""
+    effects = f.handle(WorkersSeen(now, tuple((w, round(now * 1000)) for w in entries))) or f.tick(now)
+    [write] = effects
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(now, write.call, Epoch(write.above + 1)))
+    assert isinstance(first, FormStage)
+    f.handle(StageFormed(now, first.call, None, cause="next_away", next_away=True))
+    return [s.worker.boot for s in first.stages]
+
+
+def test_two_that_do_not_reach_each_other_get_a_spare_between_them() -> None:
+    """Both hold their layers and say so after each attempt: the choice must not fall on them for ever."""
+    f = formation()
+    a, b = worker("a", loaded=range(17)), worker("b", loaded=range(17, 30))
+    s = worker("s")
+    assert choice(f, 0.0, [a, b, s]) == ["a", "b"]
+    assert choice(f, 10.0, [a, b, s]) == ["s", "b"]
+    assert choice(f, 20.0, [a, b, s]) == ["a", "s"]  # it was not a: b is the lonely one
+    assert choice(f, 30.0, [a, b, s]) == ["a", "b"]  # nobody reaches anybody: it may have healed
+    stood = form(f, 40.0, [a, b, s], revision=9, epoch=99)
+    assert [s.worker.boot for s in stood.stages] == ["a", "b"]
+    f.handle(PipelineLost(41.0, Epoch(99), None, "step deadline"))
+    assert choice(f, 50.0, [a, b, s]) == ["a", "b"]  # they stood: nothing is held against them
+
+
+def test_who_hangs_up_while_it_is_asked_may_say_why() -> None:
+    """Its link's end and its answer come by different ways; without a word it is blamed."""
+    f = formation()
+    entries = tuple((w, 1) for w in (worker("a"), worker("b"), worker("s")))
+    for answers in (True, False):
+        [write] = f.handle(WorkersSeen(0.0, entries)) or f.tick(f.next_timer() or 0.0)
+        assert isinstance(write, WriteEpoch)
+        [first] = f.handle(EpochWritten(5.0, write.call, Epoch(write.above + 1)))
+        assert isinstance(first, FormStage)
+        asked = first.stages[0].worker.boot
+        assert asked == ("a" if answers else "b")
+        assert f.handle(PipelineLost(5.0, f.epoch, asked, "link")) == []
+        if answers:
+            assert f.handle(StageFormed(5.1, first.call, None, next_away=True)) == [CloseLinks(f.epoch)]
+    assert f.next_timer() == pytest.approx(5.2)
+    assert f.tick(5.2) == [CloseLinks(f.epoch)]
+    [write] = f.tick(f.next_timer() or 0.0)
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(6.0, write.call, Epoch(write.above + 1)))
+    assert isinstance(first, FormStage) and [s.worker.boot for s in first.stages] == ["a", "s"]
+
+
+def test_without_a_spare_two_that_are_apart_try_again() -> None:
+    f = formation()
+    entries = [worker("a"), worker("b")]
+    for k in range(4):
+        assert choice(f, 10.0 * k, entries) == ["a", "b"]
+
+
+def test_who_is_apart_is_remembered_within_bounds() -> None:
+    f = formation(3)
+    entries = [worker(f"w{k:02}") for k in range(40)]
+    for k in range(12):
+        choice(f, 10.0 * k, entries)
+        assert len(f._apart) <= 8

@@ -323,9 +323,7 @@ def test_a_cache_is_kept_over_epochs_of_ones_own_and_lost_answers() -> None:
         client.open(POOL)
         await world.attach(client)
         await world.cache_a(client)
-        client.open(
-            replace(POOL, epoch=Epoch(9), intact=True)
-        )  # of several epochs, all ours
+        client.open(replace(POOL, epoch=Epoch(9), intact=True))  # of several epochs, all ours
         world.network.habits = RpcHabits(reply_loss=1.0)
         assert (await world.attach(client)).failed
         world.network.habits = RpcHabits()

@@ -9,6 +9,9 @@ from chassis.ids import BootId, Epoch
 from chassis.messages.registry import WorkerEntry
 from chassis.ports import Ports
 from chassis.transport.interface import Link, LinkOptions
+from shard_worker.config import Config as WorkerConfig
+from shard_worker.fake_model import FakeConfig, FakeExecutor
+from shard_worker.service import ShardWorker
 from tests.batcher.test_service import deployment
 from tests.sim.loop import run
 
@@ -36,6 +39,31 @@ def test_a_killed_neighbour_is_replaced_long_before_its_entry_expires() -> None:
                 await asyncio.sleep(1)
                 second.start()
                 await _until(True, batcher)
+
+    run(main())
+
+
+def test_a_spare_comes_between_two_workers_that_do_not_reach_each_other() -> None:
+    async def main() -> None:
+        async with deployment(num_stages=2) as world:
+            await asyncio.sleep(1)
+            await _until(True, world.nodes["batcher"].service)
+            config = WorkerConfig(listen="mem://worker:0", rpc_listen="worker:0")
+            fake = FakeConfig(num_blocks=64)
+            spare = world.add(
+                "spare", lambda ports: ShardWorker(config, ports, FakeExecutor(fake, lambda s: None))
+            )
+            world.ring.partition("worker0", "worker1")
+            await world.nodes["batcher"].kill()
+            await asyncio.sleep(1)
+            world.nodes["batcher"].start()
+            await asyncio.sleep(3)
+            service = world.nodes["batcher"].service
+            assert not service._core.standing, "two alone cannot"
+            spare.start()
+            async with asyncio.timeout(5):
+                await _until(True, service)
+            assert spare.service.boot in [s.worker.boot for s in service._core.formation.stages]
 
     run(main())
 

@@ -447,7 +447,7 @@ def test_nobody_at_the_next_address() -> None:
         batcher = Batcher(world)
         batcher.epoch = 3
         reply = await batcher.form_one(0, entries, next_address="mem://nobody")
-        assert reply.refusal is p.FormRefusal.FAILED and "mem://nobody" in reply.error
+        assert reply.refusal is p.FormRefusal.NEXT_AWAY and "mem://nobody" in reply.error
         await gone(batcher.controls[0])
 
     run(body)

@@ -223,7 +223,7 @@ def test_failures_while_forming_are_answered() -> None:
     w.ask(replace(FORM, epoch=Epoch(4)), 2)
     w(s.LoadDone(0.0, 2, range(2, 6), 99, True))
     effects = w(s.Dialled(0.0, 2, None))
-    assert refusal(effects) is FormRefusal.FAILED
+    assert refusal(effects) is FormRefusal.NEXT_AWAY
     assert s.CloseLink(2) in effects
 
 
