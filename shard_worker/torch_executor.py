@@ -17,8 +17,10 @@ from shard_worker.attention.interface import Attention, LayerKv
 from shard_worker.card import card_of
 from shard_worker.executor import Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
 from shard_worker.model.config import ModelConfig
+from shard_worker.model.families import stage_weights
 from shard_worker.model.layers import DTYPES, precision_of
-from shard_worker.model.llama import LlamaStage
+from shard_worker.model.stage import Stage, StageMemory
+from shard_worker.model.torch_stage import TorchStage
 from shard_worker.weights import digest_of, find_model, model_name, open_checkpoint
 
 NUM_BLOCKS_MAX = 1 << 24
@@ -44,7 +46,7 @@ class _Resident:
     first_layer: int
     end_layer: int
     block_size_tokens: int
-    stage: LlamaStage
+    stage: Stage
     kv: list[LayerKv]
     num_blocks: int
 
@@ -94,9 +96,7 @@ class TorchExecutor:
         resident = self._resident
         assert resident is not None
         if self._spec is None or self._spec.step_tokens_max != spec.step_tokens_max or anew:
-            hidden_bytes = spec.step_tokens_max * self._facts.activation_bytes
-            self._input_bytes = torch.empty(hidden_bytes, dtype=torch.uint8)
-            self._output_bytes = torch.empty(hidden_bytes, dtype=torch.uint8)
+            resident.stage.attach(StageMemory(resident.kv, spec.block_size_tokens, spec.step_tokens_max))
         self._spec = spec
         return Loaded(resident.num_blocks, kv_allocated=anew)
 
@@ -117,15 +117,18 @@ class TorchExecutor:
         self._resident = None  # what is replaced goes before the new is taken
         try:
             with torch.inference_mode():
-                stage = stage or LlamaStage(
-                    self._checkpoint, spec.first_layer, spec.end_layer, self._precision
-                )
+                stage = stage or self._make_stage(spec)
             kv = kv_tensors.allocate(model, num_layers, num_blocks, spec.block_size_tokens, compute)
         except (MemoryError, RuntimeError) as error:
             raise LoadFailed(f"{num_layers} layers and {num_blocks} blocks: {error}") from None
         self._resident = _Resident(
             spec.first_layer, spec.end_layer, spec.block_size_tokens, stage, kv, num_blocks
         )
+
+    def _make_stage(self, spec: StageSpec) -> Stage:
+        """Raises LoadFailed."""
+        weights = stage_weights(self._checkpoint, spec.first_layer, spec.end_layer)
+        return TorchStage(weights, self._precision, self._attention)
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         spec, resident = self._spec, self._resident
@@ -134,41 +137,17 @@ class TorchExecutor:
         assert num_tokens <= spec.step_tokens_max
         if num_tokens == 0:
             return StepOutput(NO_BYTES, NO_IDS)
-        with torch.inference_mode():
-            hidden = self._hidden_in(resident.stage, inputs, activations)
-            hidden = resident.stage.run_layers(
-                hidden,
-                torch.from_numpy(inputs.positions),
-                self._attention.step(inputs, resident.block_size_tokens),
-                resident.kv,
-            )
-            if resident.stage.head is not None:
-                return StepOutput(NO_BYTES, self._sample(resident.stage, inputs, hidden))
-            return StepOutput(self._hidden_out(hidden), NO_IDS)
+        sent = resident.stage.run(inputs, activations)
+        if spec.stage < spec.num_stages - 1:
+            return StepOutput(sent, NO_IDS)
+        return StepOutput(NO_BYTES, self._sample(resident.stage, inputs))
 
-    def _hidden_in(self, stage: LlamaStage, inputs: StepInputs, activations: memoryview) -> torch.Tensor:
-        num_tokens = len(inputs.token_ids)
-        if stage.embedding is not None:
-            assert int(inputs.token_ids.max()) < stage.config.vocab_size
-            return stage.embed(torch.from_numpy(inputs.token_ids.astype(np.int64)))
-        num_bytes = num_tokens * self._facts.activation_bytes
-        assert activations.nbytes == num_bytes
-        self._input_bytes.numpy()[:num_bytes] = np.frombuffer(activations, np.uint8)
-        received = self._input_bytes[:num_bytes].view(self._precision.dtype)
-        return received.view(num_tokens, -1).to(self._precision.compute)
-
-    def _hidden_out(self, hidden: torch.Tensor) -> memoryview:
-        num_bytes = hidden.shape[0] * self._facts.activation_bytes
-        sent = self._output_bytes[:num_bytes]
-        sent.view(self._precision.dtype).view(hidden.shape).copy_(hidden)
-        return sent.numpy().data
-
-    def _sample(self, stage: LlamaStage, inputs: StepInputs, hidden: torch.Tensor) -> sampler.Ids:
+    def _sample(self, stage: Stage, inputs: StepInputs) -> sampler.Ids:
         if not len(inputs.sample_rows):
             return NO_IDS
         last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
-        logits = stage.logits(hidden.index_select(0, torch.from_numpy(last)))
-        return sampler.sample(logits, sampler.columns_of(inputs))
+        with torch.inference_mode():
+            return sampler.sample(stage.logits(last), sampler.columns_of(inputs))
 
 
 def _check_spec(spec: StageSpec, model: ModelConfig) -> None:

@@ -23,7 +23,17 @@ class ReferenceStep:
             slots = torch.from_numpy(blocks * block_size_tokens + at % block_size_tokens)
             self._rows.append((int(inputs.row_offsets[row]), int(inputs.row_offsets[row + 1]), slots))
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> torch.Tensor:
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv: LayerKv,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int | None = None,
+    ) -> torch.Tensor:
         num_tokens, heads, head_dim = q.shape
         kv_heads = k.shape[1]
         keys = kv.keys.view(kv_heads, -1, head_dim)
@@ -36,9 +46,14 @@ class ReferenceStep:
             grouped = q[first:end].view(end - first, kv_heads, heads // kv_heads, head_dim).float()
             row_keys = keys[:, slots.to(q.device)].float()
             row_values = values[:, slots.to(q.device)].float()
-            scores = torch.einsum("tkgd,ksd->kgts", grouped, row_keys) * head_dim**-0.5
+            scores = torch.einsum("tkgd,ksd->kgts", grouped, row_keys) * scale
+            if softcap:
+                scores = torch.tanh(scores / softcap) * softcap
             at = torch.arange(len(slots), device=q.device)
-            scores.masked_fill_(at > self._positions[first:end, None].to(q.device), -torch.inf)
+            position = self._positions[first:end, None].to(q.device)
+            scores.masked_fill_(at > position, -torch.inf)
+            if window is not None:
+                scores.masked_fill_(at <= position - window, -torch.inf)
             mixed = torch.einsum("kgts,ksd->tkgd", scores.softmax(dim=-1), row_values)
             out[first:end] = mixed.reshape(end - first, heads * head_dim).to(q.dtype)
         return out

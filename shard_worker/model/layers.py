@@ -117,20 +117,25 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Cosines and sines of a step's tokens, each [T, 1, head_dim], with the sign of the halves folded in."""
+    """Cosines and sines of a step's tokens, each [T, 1, rotary_dim], the sign of the halves folded in."""
 
     cos: torch.Tensor
     sin: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, heads, head_dim], rotated as pairs (i, i + head_dim / 2)."""
-        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
+        """x: [T, heads, head_dim], rotated as pairs (i, i + rotary_dim / 2); what lies past them is kept."""
+        rotary_dim = self.cos.shape[-1]
+        if rotary_dim < x.shape[-1]:
+            return torch.cat((self(x[..., :rotary_dim]), x[..., rotary_dim:]), -1)
+        return torch.addcmul(x * self.cos, x.roll(rotary_dim // 2, -1), self.sin)
 
 
-def rotation(positions: torch.Tensor, frequencies: torch.Tensor, compute: torch.dtype) -> Rotation:
-    """`positions`: [T]; `frequencies`: [head_dim / 2] float32. Angles are float32, as everyone's are."""
+def rotation(
+    positions: torch.Tensor, frequencies: torch.Tensor, compute: torch.dtype, scale: float = 1.0
+) -> Rotation:
+    """`positions`: [T]; `frequencies`: [rotary_dim / 2] float32. Angles are float32, as everyone's are."""
     angles = positions.float()[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos() * scale, angles.sin() * scale
     return Rotation(
         torch.cat((cos, cos), -1)[:, None].to(compute), torch.cat((-sin, sin), -1)[:, None].to(compute)
     )

@@ -1,6 +1,7 @@
 """Every attention gives what a dense computation gives, for any mix of rows, whoever shares the step."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,17 @@ def inputs_of(rows: Sequence[Row]) -> StepInputs:
 class Case:
     """Rows with tables in no order, and a cache that holds noise wherever no row has written."""
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], seed: int, scattered: bool = True) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        seed: int,
+        scattered: bool = True,
+        *,
+        scale: float = HEAD_DIM**-0.5,
+        softcap: float = 0.0,
+        window: int | None = None,
+    ) -> None:
+        self.scale, self.softcap, self.window = scale, softcap, window
         draw = torch.Generator().manual_seed(seed)
         blocks = np.arange(1, NUM_BLOCKS)
         if scattered:
@@ -84,6 +95,9 @@ class Case:
             torch.cat([keys[:, start:].transpose(0, 1) for start, keys, _ in new]),
             torch.cat([values[:, start:].transpose(0, 1) for start, _, values in new]),
             kv,
+            scale=self.scale,
+            softcap=self.softcap,
+            window=self.window,
         )
         return list(torch.split(out, [count for _, count, _ in rows]))
 
@@ -93,8 +107,12 @@ class Case:
         for head in range(HEADS):
             keys = self.keys[i][head // (HEADS // KV_HEADS)].double()
             values = self.values[i][head // (HEADS // KV_HEADS)].double()
-            scores = self.queries[i][:, head].double() @ keys.T * HEAD_DIM**-0.5
+            scores = self.queries[i][:, head].double() @ keys.T * self.scale
+            if self.softcap:
+                scores = torch.tanh(scores / self.softcap) * self.softcap
             scores += torch.full_like(scores, -torch.inf).triu(start + 1)
+            if self.window is not None:
+                scores += torch.full_like(scores, -torch.inf).tril(start - self.window)
             out[:, head] = scores.softmax(-1) @ values
         return out.view(count, -1)
 
@@ -106,6 +124,24 @@ MIXED = [(0, 1), (0, 7), (5, 1), (12, 9), (3, 1), (30, 1), (8, 4), (63, 1), (15,
 @pytest.mark.parametrize("scattered", [True, False])
 def test_equals_dense_for_prefill_chunks_and_decodes_together(attention: Attention, scattered: bool) -> None:
     case = Case(MIXED, 1, scattered)
+    for i, out in enumerate(case.attend(attention, case.cache(), range(len(MIXED)))):
+        torch.testing.assert_close(out.double(), case.dense(i), atol=TOLERANCE, rtol=0)
+
+
+OPTIONS = [
+    {"window": 1},
+    {"window": 5},
+    {"window": 16},
+    {"window": 40, "softcap": 2.0},
+    {"softcap": 0.5, "scale": 1.0},
+    {"scale": 0.11},
+]
+
+
+@every
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_dense_with_window_softcap_and_scale(attention: Attention, options: dict[str, Any]) -> None:
+    case = Case(MIXED, 2, **options)
     for i, out in enumerate(case.attend(attention, case.cache(), range(len(MIXED)))):
         torch.testing.assert_close(out.double(), case.dense(i), atol=TOLERANCE, rtol=0)
 

@@ -10,8 +10,10 @@ import torch
 from shard_worker.attention.reference import ReferenceAttention
 from shard_worker.kv_tensors import allocate, bytes_per_block
 from shard_worker.model import layers
+from shard_worker.model.families import stage_weights
 from shard_worker.model.layers import Precision, linear, precision_of, rms_norm
-from shard_worker.model.llama import LlamaStage
+from shard_worker.model.stage import StageMemory
+from shard_worker.model.torch_stage import TorchStage
 from shard_worker.weights import open_checkpoint
 from tests.shard_worker import tiny_gguf, tiny_models
 from tests.shard_worker.driver import Row, Sequence, step_inputs
@@ -48,18 +50,14 @@ def logits_of(path: Path, ends: tuple[int, ...], precision: Precision) -> torch.
     config = checkpoint.config
     sequence = Sequence(IDS, 1, table=list(range(3, 30)))
     inputs = step_inputs([Row(sequence, len(IDS))], 4)
-    first, hidden = 0, None
-    with torch.inference_mode():
-        for end in ends:
-            stage = LlamaStage(checkpoint, first, end, precision)
-            if hidden is None:
-                hidden = stage.embed(torch.tensor(IDS))
-            kv = allocate(config, end - first, 30, 4, precision.compute)
-            step = ReferenceAttention().step(inputs, 4)
-            hidden = stage.run_layers(hidden, torch.from_numpy(inputs.positions), step, kv)
-            first = end
-        assert hidden is not None
-        return stage.logits(hidden)
+    first, carried = 0, memoryview(b"")
+    for end in ends:
+        stage = TorchStage(stage_weights(checkpoint, first, end), precision, ReferenceAttention())
+        kv = allocate(config, end - first, 30, 4, precision.compute)
+        stage.attach(StageMemory(kv, 4, len(IDS)))
+        carried = stage.run(inputs, carried)
+        first = end
+    return stage.logits(np.arange(len(IDS)))
 
 
 def reference(model: Any) -> torch.Tensor:
