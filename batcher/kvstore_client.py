@@ -110,14 +110,14 @@ class KvstoreClient:
             self._attachment.stands = False
 
     async def call(self, effect: BlockEffect, traces: Sequence[TraceRef] = ()) -> BlockEvent:
-        """Performs one effect. `traces`: of whom, for a match one per chain."""
+        """Performs one effect. `traces`: for a match, one per chain or none."""
         match effect:
             case AttachPool():
                 return await self._attach(effect)
             case MatchBlocks():
                 return await self._match(effect, tuple(traces))
             case ExchangeBlocks():
-                return await self._exchange(effect, tuple(traces))
+                return await self._exchange(effect)
 
     async def _attach(self, effect: AttachPool) -> PoolAttached:
         failed = PoolAttached(self._now(), effect.call, 0, 0, failed=True)
@@ -181,7 +181,7 @@ class KvstoreClient:
                 self._blame(attachment, "match", error)
         return BlocksMatched(self._now(), effect.call, (), failed=True)
 
-    async def _exchange(self, effect: ExchangeBlocks, traces: tuple[TraceRef, ...]) -> BlocksExchanged:
+    async def _exchange(self, effect: ExchangeBlocks) -> BlocksExchanged:
         attachment = self._standing()
         if attachment is not None:
             request = messages.build_exchange(
@@ -190,7 +190,6 @@ class KvstoreClient:
                     commits=tuple(messages.Commit(*commit) for commit in effect.commits),
                     releases=effect.releases,
                     lease_count=effect.lease,
-                    traces=traces,
                 )
             )
             try:

@@ -1,11 +1,11 @@
-"""The ledger's shell: serves it over rpc, says in the registry where, and traces what it did for whom.
+"""The ledger's shell: serves it over rpc, says in the registry where, and traces what it found for whom.
 
 Nothing is stored: after a restart the pools come back as batchers attach them. A bug found in the ledger
 ends the process, because a ledger that may be wrong must not go on.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf.message import Message
@@ -114,46 +114,22 @@ class KvStore:
         call = messages.parse_match(request)
         blocks = self.ledger.match(call.pool, call.chains)
         for trace, chain, found in zip(call.traces, call.chains, blocks, strict=False):
-            self._trace(
-                "kvstore.match",
-                start_ns,
-                (trace,),
-                {"shoal.blocks_asked": len(chain), "shoal.blocks_hit": len(found)},
-            )
+            hits: dict[str, Value] = {"shoal.blocks_asked": len(chain), "shoal.blocks_hit": len(found)}
+            self._trace("kvstore.match", start_ns, trace, hits)
         return messages.build_matched(blocks)
 
     def _exchange(self, request: Any) -> Message:
-        start_ns = self._ports.wall_ns()
-        call = messages.parse_exchange(request)
-        done = self.ledger.exchange(call)
-        self._trace(
-            "kvstore.exchange",
-            start_ns,
-            call.traces,
-            {
-                "shoal.blocks_committed": len(call.commits),
-                "shoal.blocks_released": len(call.releases),
-                "shoal.blocks_asked": call.lease_count,
-                "shoal.blocks_leased": len(done.leased),
-            },
-        )
-        return messages.build_exchanged(done)
+        return messages.build_exchanged(self.ledger.exchange(messages.parse_exchange(request)))
 
     def _stats(self, request: Any) -> Message:
         return messages.build_stats(self.ledger.stats(messages.parse_stats_question(request)))
 
-    def _trace(
-        self, name: str, start_ns: int, traces: Sequence[TraceRef], attributes: dict[str, Value]
-    ) -> None:
-        if not traces:
-            return
+    def _trace(self, name: str, start_ns: int, trace: TraceRef, attributes: dict[str, Value]) -> None:
         tracer, end_ns = self._ports.tracer, self._ports.wall_ns()
-        for key, trace_parent in traces:
-            parent = TraceContext.decode(trace_parent)
-            if parent is None:
-                continue
+        parent = TraceContext.decode(trace.trace_parent)
+        if parent is not None:
             context = TraceContext(parent.trace_id, tracer.new_span_id(), parent.sampled)
-            tracer.record(Span(key, name, context, parent.span_id, start_ns, end_ns, attributes))
+            tracer.record(Span(trace.key, name, context, parent.span_id, start_ns, end_ns, attributes))
 
     async def _register(self, address: str) -> None:
         entry = build_kvstore(KvstoreEntry(self.boot, address))

@@ -33,7 +33,7 @@ class PoolRef:
 
 
 class TraceRef(NamedTuple):
-    """Whose trace a call belongs to: a request id or `step:<epoch>:<number>`, and its 25-byte context."""
+    """Whose trace a match belongs to: a request id and its 25-byte context."""
 
     key: str
     trace_parent: bytes
@@ -87,7 +87,6 @@ class Exchange:
     commits: tuple[Commit, ...] = ()
     releases: tuple[BlockId, ...] = ()  # head of a chain first
     lease_count: int = 0
-    traces: tuple[TraceRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,6 @@ def build_exchange(call: Exchange) -> pb.ExchangeRequest:
         commit_parents=b"".join([c.parent for c in call.commits]),
         release_blocks=_ids(call.releases),
         lease_count=call.lease_count,
-        traces=_traces(call.traces),
     )
 
 
@@ -243,7 +241,6 @@ def parse_exchange(m: pb.ExchangeRequest) -> Exchange:
         commits=tuple(map(Commit, blocks, contents, parents)),
         releases=_parse_ids("release_blocks", m.release_blocks),
         lease_count=m.lease_count,
-        traces=_parse_traces(m.traces),
     )
 
 

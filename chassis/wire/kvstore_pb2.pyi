@@ -75,22 +75,20 @@ class MatchReply(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
-    __slots__ = ("pool", "commit_blocks", "commit_hashes", "commit_parents", "release_blocks", "lease_count", "traces")
+    __slots__ = ("pool", "commit_blocks", "commit_hashes", "commit_parents", "release_blocks", "lease_count")
     POOL_FIELD_NUMBER: _ClassVar[int]
     COMMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_HASHES_FIELD_NUMBER: _ClassVar[int]
     COMMIT_PARENTS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
-    TRACES_FIELD_NUMBER: _ClassVar[int]
     pool: PoolRef
     commit_blocks: bytes
     commit_hashes: bytes
     commit_parents: bytes
     release_blocks: bytes
     lease_count: int
-    traces: _containers.RepeatedCompositeFieldContainer[TraceRef]
-    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., commit_blocks: _Optional[bytes] = ..., commit_hashes: _Optional[bytes] = ..., commit_parents: _Optional[bytes] = ..., release_blocks: _Optional[bytes] = ..., lease_count: _Optional[int] = ..., traces: _Optional[_Iterable[_Union[TraceRef, _Mapping]]] = ...) -> None: ...
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., commit_blocks: _Optional[bytes] = ..., commit_hashes: _Optional[bytes] = ..., commit_parents: _Optional[bytes] = ..., release_blocks: _Optional[bytes] = ..., lease_count: _Optional[int] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
     __slots__ = ("leased_blocks", "free", "cached")

@@ -25,7 +25,7 @@ REF = PoolRef("g", Epoch((1 << 64) - 1), 3)
 A, B = BlockHash(b"a" * 32), BlockHash(b"b" * 32)
 ZEROS = BlockHash(bytes(32))
 ONE, LAST = BlockId(1), BlockId(MAX_U32)
-TRACES = (TraceRef("request", b"t" * 25), TraceRef("step:1:2", b""))
+TRACES = (TraceRef("request", b"t" * 25), TraceRef("other", b""))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ TRACES = (TraceRef("request", b"t" * 25), TraceRef("step:1:2", b""))
         (Match(REF, ((A, B), (B,)), TRACES), messages.build_match, messages.parse_match),
         (Exchange(REF), messages.build_exchange, messages.parse_exchange),
         (
-            Exchange(REF, (Commit(ONE, A, ZEROS), Commit(LAST, B, A)), (LAST, ONE), 7, TRACES),
+            Exchange(REF, (Commit(ONE, A, ZEROS), Commit(LAST, B, A)), (LAST, ONE), 7),
             messages.build_exchange,
             messages.parse_exchange,
         ),
