@@ -28,6 +28,7 @@ def build_executor(config: Config) -> Executor:
             model=config.model,
             model_name=config.model_name,
             dtype=config.dtype,
+            quantize=config.quantize,
             threads=config.threads,
             kv_memory_mb=config.kv_memory_mb,
             num_blocks=config.num_blocks,

@@ -11,6 +11,7 @@ class Config:
     model: str = "smollm2"  # a folder, a GGUF file, or the name of a packaged model
     model_name: str = ""  # what users call it; empty: after the path
     dtype: Literal["float32", "bfloat16"] = "float32"
+    quantize: Literal["none", "keep", "int8", "int4"] = "none"  # keep: as packed in the file; none: expanded
     threads: int = 1  # of one forward pass
     kv_memory_mb: int = 512
     num_blocks: int | None = None  # instead of kv_memory_mb

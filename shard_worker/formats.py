@@ -4,6 +4,8 @@ The reference for every kernel: a row means what `dequantize` gives. `prepared` 
 memory. Nothing quantised twice gets better: what comes in as few bits as are asked for stays as it is.
 """
 
+import hashlib
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -12,7 +14,7 @@ from gguf.quants import dequantize as dequantize_blocks
 from numpy.typing import NDArray
 
 from shard_worker.executor import LoadFailed
-from shard_worker.model.stage_weights import F32, U8, StoredMatrix, WeightFormat
+from shard_worker.model.stage_weights import F32, U8, Linear, StageWeights, StoredMatrix, WeightFormat
 
 Quantize = Literal["none", "int8", "int4", "keep"]
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
@@ -21,6 +23,7 @@ KIND_OF = {format: GGMLQuantizationType[format.name] for format in WeightFormat}
 FORMAT_OF = {kind: format for format, kind in KIND_OF.items()}
 DTYPE_FORMATS = {"float32": WeightFormat.F32, "bfloat16": WeightFormat.BF16}
 BITS = {"int8": 8, "int4": 4}
+OUTSIDE_BITS_MIN = 8  # of embedding and head, which every token goes through alone
 INT_FORMATS = {8: WeightFormat.Q8_0, 4: WeightFormat.Q4_1}
 
 GROUP = 32  # weights that share a scale, in the formats that are made here
@@ -68,6 +71,42 @@ def prepared(matrix: StoredMatrix, dtype: str, quantize: str = "none", min_bits:
             return matrix
         return convert(matrix, INT_FORMATS[bits])
     return convert(matrix, DTYPE_FORMATS[dtype])
+
+
+def prepared_stage(weights: StageWeights, dtype: str, quantize: str) -> StageWeights:
+    """All of a stage's matrices, prepared at once. A stage that lays weights out anew prepares them one by
+    one instead: so the expanded ones needn't be in memory together. Raises LoadFailed.
+    """
+
+    def linear(stored: Linear, min_bits: int = 4) -> Linear:
+        matrices = tuple(prepared(m, dtype, quantize, min_bits) for m in stored.matrices)
+        return replace(stored, matrices=matrices)
+
+    embedding, head = weights.embedding, weights.head
+    tied = head is not None and embedding is not None and head.linear.matrices[0] is embedding
+    if embedding is not None:
+        embedding = prepared(embedding, dtype, quantize, OUTSIDE_BITS_MIN)
+    if head is not None:
+        outputs = Linear((embedding,)) if tied and embedding else linear(head.linear, OUTSIDE_BITS_MIN)
+        head = replace(head, linear=outputs)
+    layers = tuple(
+        replace(
+            layer,
+            qkv=linear(layer.qkv),
+            out=linear(layer.out),
+            gate_up=linear(layer.gate_up),
+            down=linear(layer.down),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, embedding=embedding, head=head, layers=layers)
+
+
+def digest_as_kept(digest: str, quantize: str) -> str:
+    """Names the weights that are computed with: stages that keep them differently are of different models."""
+    if quantize == "none":
+        return digest
+    return hashlib.sha256(f"{digest} {quantize}".encode()).hexdigest()
 
 
 def convert(matrix: StoredMatrix, format: WeightFormat) -> StoredMatrix:

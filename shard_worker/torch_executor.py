@@ -16,6 +16,7 @@ from shard_worker.attention.cpu import CpuAttention
 from shard_worker.attention.interface import Attention, LayerKv
 from shard_worker.card import card_of
 from shard_worker.executor import Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
+from shard_worker.formats import BITS, QUANTIZE, digest_as_kept, prepared_stage
 from shard_worker.model.config import ModelConfig
 from shard_worker.model.families import stage_weights
 from shard_worker.model.layers import DTYPES, precision_of
@@ -33,6 +34,7 @@ class EngineConfig:
     model: str  # a path, or the name of a packaged model
     model_name: str = ""  # what users call it; empty: after the path
     dtype: str = "float32"  # or bfloat16
+    quantize: str = "none"  # or keep, int8, int4: see `formats.prepared`
     threads: int = 1
     kv_memory_mb: int = 512
     num_blocks: int | None = None  # instead of kv_memory_mb
@@ -60,6 +62,8 @@ class TorchExecutor:
         """Reads the model's configuration and card, no weights. Raises LoadFailed."""
         if config.dtype not in DTYPES:
             raise LoadFailed(f"dtype {config.dtype!r} is not one of {', '.join(DTYPES)}")
+        if config.quantize not in QUANTIZE:
+            raise LoadFailed(f"quantize {config.quantize!r} is not one of {', '.join(QUANTIZE)}")
         torch.set_num_threads(config.threads)
         path = find_model(config.model)
         self._config = config
@@ -70,7 +74,7 @@ class TorchExecutor:
         self._spec: StageSpec | None = None
         model = self._checkpoint.config
         cache_dir = Path(config.digest_cache_dir) if config.digest_cache_dir else None
-        digest = digest_of(self._checkpoint, cache_dir)
+        digest = digest_as_kept(digest_of(self._checkpoint, cache_dir), config.quantize)
         name = config.model_name or model_name(config.model, path)
         self._facts = ModelFacts(
             name=name,
@@ -128,6 +132,8 @@ class TorchExecutor:
     def _make_stage(self, spec: StageSpec) -> Stage:
         """Raises LoadFailed."""
         weights = stage_weights(self._checkpoint, spec.first_layer, spec.end_layer)
+        if self._config.quantize in BITS:
+            weights = prepared_stage(weights, self._config.dtype, self._config.quantize)
         return TorchStage(weights, self._precision, self._attention)
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
