@@ -1,0 +1,68 @@
+"""What the words of the command become; that they are understood at the other end is for tests/e2e."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal import cli
+from shoal.client import Event, Finished, Params, Prompt
+from shoal.launcher import Plan
+
+GENERATE: list[tuple[list[str], Prompt, Params]] = [
+    (["hi"], "hi", Params()),
+    (["--temperature", "0", "hi"], "hi", Params(temperature=0.0)),
+    (["hi", "--top-p", "0.9"], "hi", Params(top_p=0.9)),
+    (["hi", "--top-k", "0"], "hi", Params(top_k=0)),
+    (["hi", "--seed", str(2**64 - 1)], "hi", Params(seed=2**64 - 1)),
+    (["hi", "--max-tokens", "7"], "hi", Params(max_tokens=7)),
+    (["hi", "--stop", "END", "--stop", "\n\n"], "hi", Params(stop=("END", "\n\n"))),
+    (["hi", "--model", "m", "--priority", "0"], "hi", Params("m", priority=0)),
+    (["hi", "--timeout", "1.5"], "hi", Params(timeout_ms=1500)),
+    (["--chat", "hi"], [("user", "hi")], Params()),
+    (["--chat", "hi", "--system", "be brief"], [("system", "be brief"), ("user", "hi")], Params()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "prompt", "params"), GENERATE, ids=lambda value: str(value)[:40])
+def test_generate_sends_what_its_flags_say(
+    words: list[str], prompt: Prompt, params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Prompt, Params]] = []
+
+    class Client:
+        def __init__(self, address: str) -> None:
+            self._address = address
+
+        def __enter__(self) -> "Client":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def generate(self, prompt: Prompt, params: Params) -> Iterator[Event]:
+            asked.append((self._address, prompt, params))
+            yield Finished("stop", 1, 0, 1, 0, 0, 0)
+
+    monkeypatch.setattr(cli, "Client", Client)
+    assert cli.main(["generate", *words, "--address", "x:1"]) == 0
+    assert asked == [("x:1", prompt, params)]
+
+
+def plan_of(*words: str) -> Plan:
+    return cli._plan(cli._parser().parse_args(["up", *words]))
+
+
+def test_up_runs_what_its_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHOAL_NATS_URL", raising=False)
+    assert plan_of() == Plan("smollm2", stages=2, port=50051)
+    words = ("--model", "a/b", "--stages", "3", "--spares", "1", "--config", "c.toml", "--run-dir", "r")
+    assert plan_of(*words, "--nats", "nats://x:1", "--port", "0") == Plan(
+        "a/b", stages=3, spares=1, config=Path("c.toml"), run_dir=Path("r"), nats_url="nats://x:1"
+    )
+
+
+def test_the_environment_names_a_broker_and_a_flag_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_NATS_URL", "nats://env:1")
+    assert plan_of().nats_url == "nats://env:1"
+    assert plan_of("--nats", "nats://flag:1").nats_url == "nats://flag:1"
