@@ -70,6 +70,34 @@ class StepInputs:
     top_p: F32  # [k]
     seeds: U64  # [k]
     output_index: I32  # [k]
+    shaping: "ShapingColumns | None" = None  # None: no row wants more
+
+
+@dataclass(frozen=True, slots=True)
+class ShapingColumns:
+    """What some of the k sampling rows want beyond that. All rows are places among the k; entries of one
+    kind are flat columns, and no (row, id) comes twice in one of them."""
+
+    rows: I64  # ascending: rows whose logits are changed by any of the next three
+    bias_rows: I64
+    bias_ids: I64
+    bias: F32
+    allowed: tuple[tuple[int, I64], ...]  # row, ids
+    banned_rows: I64
+    banned_ids: I64
+    penalty_rows: I64
+    repetition: F32  # one a penalty row
+    frequency: F32
+    presence: F32
+    seen_lens: I64  # ids of each penalty row, in its prompt or its output
+    seen_ids: I64
+    seen_counts: F32  # in the output
+    min_p_rows: I64
+    min_p: F32
+    typical_rows: I64
+    typical_p: F32
+    logprob_rows: I64
+    top_logprobs: I64  # how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +106,19 @@ class StepOutput:
 
     activations: memoryview
     token_ids: U32
+    logprobs: "LogprobColumns | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Of m of the k tokens: natural logarithms of the model's own probabilities, no parameter applied."""
+
+    places: I64  # [m]: among the k, ascending
+    logprobs: F32  # [m]
+    ranks: I64  # [m]: 1 + the number of ids that are likelier
+    top_lens: I64  # [m]
+    top_ids: I64  # [sum(top_lens)], likeliest first, the lower id first among equals
+    top_logprobs: F32
 
 
 class Executor(Protocol):

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from chassis.messages import BadMessage
 from chassis.messages.pipeline import FLAG_FRESH, FLAG_SAMPLES, Step
-from shard_worker.executor import I32, I64, StepInputs
+from shard_worker.executor import I32, I64, ShapingColumns, StepInputs
+from shard_worker.shaping import SlotShape, columns
 
 Bool = NDArray[np.bool_]
 
@@ -33,10 +34,12 @@ class TableLimits:
 
 
 class SlotTables:
-    """The state of one epoch on one stage; a new epoch starts with empty tables."""
+    """The state of one epoch on one stage; a new epoch starts with empty tables. Only the last `samples`."""
 
-    def __init__(self, limits: TableLimits) -> None:
+    def __init__(self, limits: TableLimits, samples: bool = True) -> None:
         self.limits = limits
+        self._samples = samples
+        self._shapes: dict[int, SlotShape] = {}  # of the slots that want more than the columns hold
         n = limits.slots_max
         self._tables: I32 = np.zeros((n, limits.blocks_per_sequence_max), np.int32)
         self._lens: I64 = np.zeros(n, np.int64)  # blocks in each table
@@ -54,11 +57,16 @@ class SlotTables:
         ends = starts + step.num_tokens
         fresh = (step.flags & FLAG_FRESH) != 0
         self._check(step, slots, starts, ends, fresh)
+        begun = self._begin_shapes(step, slots, starts, fresh) if len(step.fresh) else {}
+        if self._shapes:
+            self._check_shapes(step, slots, starts, fresh)
         self._known[step.freed_slots] = False
         if len(step.fresh):
             self._start(step, slots[fresh])
         if len(step.table):
             self._append(step, slots)
+        if self._shapes or begun:
+            self._follow(step, slots, fresh, begun)
         return self._lay_out(step, slots, starts, ends)
 
     def check(self) -> None:
@@ -106,6 +114,48 @@ class SlotTables:
         self._top_p[slots] = [f.sampling.top_p for f in step.fresh]
         self._seeds[slots] = np.array([f.seed for f in step.fresh], np.uint64)
 
+    # ---- what few slots want -----------------------------------------------------------------------
+
+    def _begin_shapes(self, step: Step, slots: I64, starts: I64, fresh: Bool) -> dict[int, SlotShape]:
+        """Of fresh rows. Raises BadMessage, and changes nothing."""
+        begun = {}
+        if self._samples:
+            for start, row in zip(step.fresh, fresh.nonzero()[0].tolist(), strict=True):
+                sampling = start.sampling
+                if sampling.shaping is None and sampling.logprobs is None and not start.min_tokens:
+                    continue
+                begun[int(slots[row])] = SlotShape(start, self.limits.vocab_size)
+                if start.prompt_len and len(start.before) != starts[row]:
+                    raise BadMessage("step: a start without the ids so far")
+        return begun
+
+    def _check_shapes(self, step: Step, slots: I64, starts: I64, fresh: Bool) -> None:
+        """Who follows the ids sees each once, in order."""
+        for row, slot in enumerate(slots.tolist()):
+            shape = self._shapes.get(slot)
+            if shape is not None and shape.follows and not fresh[row] and shape.length != starts[row]:
+                raise BadMessage("step: a row goes back")
+
+    def _follow(self, step: Step, slots: I64, fresh: Bool, begun: dict[int, SlotShape]) -> None:
+        for slot in (*step.freed_slots.tolist(), *slots[fresh].tolist()):
+            self._shapes.pop(slot, None)
+        self._shapes |= begun
+        end = 0
+        for slot, count in zip(slots.tolist(), step.num_tokens.tolist(), strict=True):
+            first, end = end, end + count
+            shape = self._shapes.get(slot)
+            if shape is not None and shape.follows:
+                shape.follow(step.token_ids[first:end].tolist())
+
+    def _shaping(self, sampling: I64, output_index: I32) -> ShapingColumns | None:
+        """`sampling`: slots of the rows that sample."""
+        shaped = [
+            (place, shape)
+            for place, slot in enumerate(sampling.tolist())
+            if (shape := self._shapes.get(slot)) is not None
+        ]
+        return columns(shaped, output_index) if shaped else None
+
     def _append(self, step: Step, slots: I64) -> None:
         added = step.table_lens.astype(np.int64)
         begins = np.cumsum(added) - added
@@ -127,6 +177,7 @@ class SlotTables:
         kv_slots = tables[rows, blocks] * np.int64(block_size) + within
         samples = (step.flags & FLAG_SAMPLES).nonzero()[0]
         sampling = slots.take(samples)
+        output_index = step.output_index.take(samples).astype(np.int32)
         return StepInputs(
             token_ids=step.token_ids,
             positions=positions.astype(np.int32),
@@ -139,5 +190,6 @@ class SlotTables:
             top_k=self._top_k.take(sampling),
             top_p=self._top_p.take(sampling),
             seeds=self._seeds.take(sampling),
-            output_index=step.output_index.take(samples).astype(np.int32),
+            output_index=output_index,
+            shaping=self._shaping(sampling, output_index) if self._shapes else None,
         )

@@ -14,11 +14,12 @@ from chassis import log
 from chassis.errors import LinkClosed
 from chassis.ids import Epoch
 from chassis.messages.pipeline import StageTiming, Step, add_timing, build_result
+from chassis.messages.sampling import TokenLogprobs
 from chassis.ports import Ports
 from chassis.trace import Span, TraceContext, step_key
 from chassis.transport.interface import Frame, Link
 from shard_worker.compute import Compute
-from shard_worker.executor import U32, Executor, StepInputs
+from shard_worker.executor import U32, Executor, LogprobColumns, StepInputs
 
 JOBS_MAX = 64  # more than any link has slots
 _BUFFERS = 3  # one in sending, one queued, one being filled
@@ -49,6 +50,7 @@ class _Output:
     job: Job
     payload: memoryview
     token_ids: U32
+    logprobs: LogprobColumns | None
     wait_ns: int
     compute_ns: int
 
@@ -89,7 +91,7 @@ class StepRunner:
                 continue
             begun_at = loop.time()
             try:
-                payload, token_ids = await self._compute.call(partial(self._run, job))
+                payload, token_ids, logprobs = await self._compute.call(partial(self._run, job))
             except Exception as error:  # the device's; the epoch ends, the worker lives
                 log.exception("step failed", error, epoch=job.step.epoch, step=job.step.number)
                 self._failed(job.step.epoch, f"step {job.step.number}: {type(error).__name__}: {error}")
@@ -101,7 +103,7 @@ class StepRunner:
                 self.dropped += 1
                 continue
             wait_ns, compute_ns = _ns(begun_at - job.received_at), _ns(ended_at - begun_at)
-            await self._outputs.put(_Output(job, payload, token_ids, wait_ns, compute_ns))
+            await self._outputs.put(_Output(job, payload, token_ids, logprobs, wait_ns, compute_ns))
 
     async def send_outputs(self) -> None:
         loop = asyncio.get_running_loop()
@@ -125,25 +127,27 @@ class StepRunner:
             self._send_ns = _ns(loop.time() - begun_at)
             self._record(output, self._send_ns)
 
-    def _run(self, job: Job) -> tuple[memoryview, U32]:
+    def _run(self, job: Job) -> tuple[memoryview, U32, LogprobColumns | None]:
         """On the compute thread. An empty step passes through here too: it proves that the thread turns."""
         if not len(job.inputs.token_ids):
-            return memoryview(b""), job.inputs.token_ids
+            return memoryview(b""), job.inputs.token_ids, None
         output = self._executor.run(job.inputs, job.frame.payload)
         size = output.activations.nbytes
         if not size:
-            return memoryview(b""), output.token_ids
+            return memoryview(b""), output.token_ids, output.logprobs
         self._turn = (self._turn + 1) % _BUFFERS
         if len(self._buffers[self._turn]) < size:
             self._buffers[self._turn] = bytearray(size)
         copy = memoryview(self._buffers[self._turn])[:size]
         copy[:] = output.activations.cast("B")
-        return copy, output.token_ids
+        return copy, output.token_ids, None
 
     def _header(self, output: _Output, timing: StageTiming) -> bytes:
         step = output.job.step
         if output.job.place.last:
-            return build_result(step.epoch, step.number, output.token_ids, (*step.timings, timing))
+            told = () if output.logprobs is None else _entries(output.logprobs)
+            timings = (*step.timings, timing)
+            return build_result(step.epoch, step.number, output.token_ids, timings, told)
         return add_timing(output.job.frame.header, timing)
 
     def _record(self, output: _Output, send_ns: int) -> None:
@@ -170,6 +174,22 @@ class StepRunner:
                 },
             )
         )
+
+
+def _entries(columns: LogprobColumns) -> list[tuple[int, TokenLogprobs]]:
+    ends = columns.top_lens.cumsum()
+    ids, logprobs = columns.top_ids.tolist(), columns.top_logprobs.tolist()
+    return [
+        (place, TokenLogprobs(logprob, rank, tuple(ids[begin:end]), tuple(logprobs[begin:end])))
+        for place, logprob, rank, begin, end in zip(
+            columns.places.tolist(),
+            columns.logprobs.tolist(),
+            columns.ranks.tolist(),
+            (ends - columns.top_lens).tolist(),
+            ends.tolist(),
+            strict=True,
+        )
+    ]
 
 
 def _ns(seconds: float) -> int:

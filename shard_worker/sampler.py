@@ -1,10 +1,22 @@
-"""From logits to token ids, one per row: greedy, or temperature, then top-k, then top-p, then the draw.
+"""From logits to token ids, one per row. The order of operations is frozen:
 
-The order is frozen: (1) temperature 0 takes the largest logit, the lowest id among equals; otherwise logits
-divided by temperature; (2) top-k keeps every token that is at least the k-th largest; (3) softmax over what
-is kept; (4) top-p keeps every token at least as probable as the one at which the mass of the most probable
-reaches top-p; (5) inverse CDF in vocabulary order at the row's uniform number. Equals stay together, so no
-step depends on the order of a sort. Each row is computed by itself: who shares the batch does not matter.
+ 1. log probabilities, for rows that ask: of the logits as the model gave them
+ 2. logit bias is added
+ 3. ids outside the allowed ones, the ends of bad words, and before min_tokens the ids that would end the
+    output, get no chance (bans that would leave nothing are void)
+ 4. penalties: repetition divides positive and multiplies other logits of ids in prompt or output; frequency
+    (times their number) and presence are subtracted for ids in the output
+ 5. temperature 0 takes the largest logit, the lowest id among equals, and is done; others divide the logits
+ 6. top-k keeps every token that is at least the k-th largest
+ 7. top-p keeps every token at least as probable as the one at which the most probable reach its mass
+ 8. min-p keeps every token at least so probable as it times the most probable
+ 9. typical-p keeps every token whose surprise is at least as near to the entropy as that of the one at which
+    the nearest reach its mass
+10. the draw: inverse CDF in vocabulary order at the row's uniform number
+
+6 to 9 each see what the one before left, as a distribution of its own. Equals stay together, so no step
+depends on the order of a sort. Each row is computed by itself: who shares the batch does not matter. Rows
+that use none of 1 to 4, 8, 9 pass none of their code.
 """
 
 from dataclasses import dataclass
@@ -13,11 +25,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shard_worker.executor import StepInputs
+from shard_worker.executor import F32, I64, LogprobColumns, ShapingColumns, StepInputs, StepOutput
 from shard_worker.uniforms import uniforms
 
 Ids = NDArray[np.uint32]
+Logits = torch.Tensor | NDArray[np.float32]
 RUN = 64  # tokens whose weights are added before the running sum: it need not go over each
+NO_BYTES = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +43,102 @@ class SamplingColumns:
     top_p: NDArray[np.float32]  # [k], 1 = off
     seeds: NDArray[np.uint64]  # [k]
     output_index: NDArray[np.int32]  # [k]
+    shaping: ShapingColumns | None = None  # None: no row wants more
 
 
 def columns_of(inputs: StepInputs) -> SamplingColumns:
-    return SamplingColumns(inputs.temperature, inputs.top_k, inputs.top_p, inputs.seeds, inputs.output_index)
+    return SamplingColumns(
+        inputs.temperature, inputs.top_k, inputs.top_p, inputs.seeds, inputs.output_index, inputs.shaping
+    )
 
 
-def sample(logits: torch.Tensor, columns: SamplingColumns) -> NDArray[np.uint32]:
-    """`logits`: [k, vocabulary], any float type. Returns [k] token ids."""
+@torch.inference_mode()
+def output(logits: Logits, inputs: StepInputs) -> StepOutput:
+    """What the last stage answers. `logits`: [k, vocabulary], scratch from here on (see `sample`)."""
+    columns = columns_of(inputs)
+    shaping = columns.shaping
+    if shaping is None or not len(shaping.logprob_rows):
+        return StepOutput(NO_BYTES, sample(logits, columns))
+    raw = _tensor(logits)[_index(shaping.logprob_rows)].float()
+    token_ids = sample(logits, columns)
+    chosen = token_ids[shaping.logprob_rows].astype(np.int64)
+    return StepOutput(NO_BYTES, token_ids, logprobs(raw, chosen, shaping))
+
+
+def sample(logits: Logits, columns: SamplingColumns) -> Ids:
+    """`logits`: [k, vocabulary], any float type, or float32 in numpy (not copied). Rows whose logits the
+    parameters change are changed in place. Returns [k] token ids."""
     assert logits.shape[0] == len(columns.temperature)
-    chosen: NDArray[np.uint32] = logits.argmax(dim=-1).cpu().numpy().astype(np.uint32)
     drawing = np.flatnonzero(columns.temperature > 0)
+    shaping = columns.shaping
+    if shaping is not None and len(shaping.rows):
+        logits = _tensor(logits).float()
+        _bias(logits, shaping)
+        _mask(logits, shaping)
+        _penalise(logits, shaping)
+    chosen = _largest(logits)
     if len(drawing):
+        tensor = _tensor(logits)
         if len(drawing) < len(chosen):
-            logits = logits[torch.from_numpy(drawing).to(logits.device)]
-        kept = weights(logits, columns.temperature[drawing], columns.top_k[drawing], columns.top_p[drawing])
+            tensor = tensor[torch.from_numpy(drawing).to(tensor.device)]
+        kept = weights(tensor, columns.temperature[drawing], columns.top_k[drawing], columns.top_p[drawing])
+        if shaping is not None:
+            _keep_shapes(kept, drawing, shaping)
         chosen[drawing] = _draw(kept, uniforms(columns.seeds[drawing], columns.output_index[drawing]))
     return chosen
+
+
+def _tensor(logits: Logits) -> torch.Tensor:
+    return logits if isinstance(logits, torch.Tensor) else torch.from_numpy(logits)
+
+
+def _largest(logits: Logits) -> Ids:
+    """[k]: the first of equals, in both libraries."""
+    places = logits.argmax(-1) if isinstance(logits, np.ndarray) else logits.argmax(dim=-1).cpu().numpy()
+    return places.astype(np.uint32)
+
+
+# ---- 2 to 4: changes of logits ----------------------------------------------------------------------
+
+
+def _index(places: I64) -> torch.Tensor:
+    return torch.from_numpy(places)
+
+
+def _bias(logits: torch.Tensor, shaping: ShapingColumns) -> None:
+    if len(shaping.bias_ids):
+        at = _index(shaping.bias_rows), _index(shaping.bias_ids)
+        logits[at] += torch.from_numpy(shaping.bias).to(logits.device)
+
+
+def _mask(logits: torch.Tensor, shaping: ShapingColumns) -> None:
+    for row, ids in shaping.allowed:
+        kept = logits[row, _index(ids)]
+        logits[row] = -torch.inf
+        logits[row, _index(ids)] = kept
+    if len(shaping.banned_ids):
+        logits[_index(shaping.banned_rows), _index(shaping.banned_ids)] = -torch.inf
+
+
+def _penalise(logits: torch.Tensor, shaping: ShapingColumns) -> None:
+    """All rows at once, and of each only the ids it has seen."""
+    if not len(shaping.seen_ids):
+        return
+    lens = shaping.seen_lens
+
+    def each(values: F32) -> torch.Tensor:
+        return torch.from_numpy(values.repeat(lens)).to(logits.device)
+
+    at = _index(shaping.penalty_rows.repeat(lens)), _index(shaping.seen_ids)
+    counts = torch.from_numpy(shaping.seen_counts).to(logits.device)
+    x, repetition = logits[at], each(shaping.repetition)
+    x = torch.where(x > 0, x / repetition, x * repetition)
+    x -= each(shaping.frequency) * counts
+    x -= each(shaping.presence) * (counts > 0)
+    logits[at] = x
+
+
+# ---- 5 to 9: the distribution -----------------------------------------------------------------------
 
 
 def weights(
@@ -54,7 +147,7 @@ def weights(
     top_k: NDArray[np.int32],
     top_p: NDArray[np.float32],
 ) -> torch.Tensor:
-    """[k, vocabulary] float32, steps 1 to 4: in proportion to the probabilities, 0 where filtered out."""
+    """[k, vocabulary] float32, steps 5 to 7: in proportion to the probabilities, 0 where filtered out."""
     x = logits.float()
     x = x - x.amax(dim=-1, keepdim=True)  # before the division: a tiny temperature must not overflow
     x /= torch.from_numpy(temperature).to(x.device)[:, None]
@@ -83,6 +176,35 @@ def _keep_top_p(x: torch.Tensor, top_p: float) -> None:
     x.masked_fill_(x < ranked[last], 0)
 
 
+def _keep_shapes(kept: torch.Tensor, drawing: I64, shaping: ShapingColumns) -> None:
+    """Steps 8 and 9. `kept`: one row for each of `drawing`, the rows that are drawn."""
+    rows, places, of = np.intersect1d(drawing, shaping.min_p_rows, return_indices=True)
+    if len(rows):
+        least = torch.from_numpy(shaping.min_p[of]).to(kept.device)[:, None]
+        x = kept[_index(places)]
+        x.masked_fill_(x < least * x.amax(dim=-1, keepdim=True), 0)
+        kept[_index(places)] = x
+    _, places, of = np.intersect1d(drawing, shaping.typical_rows, return_indices=True)
+    for place, typical_p in zip(places.tolist(), shaping.typical_p[of].tolist(), strict=True):
+        _keep_typical(kept[place], typical_p)
+
+
+def _keep_typical(x: torch.Tensor, typical_p: float) -> None:
+    """Locally typical sampling (Meister et al. 2023)."""
+    ids = x.nonzero()[:, 0]
+    p = x[ids].double()
+    p /= p.sum()
+    surprise = -p.log()
+    distance = (surprise - (p * surprise).sum()).abs()
+    ranked, order = distance.sort(stable=True)
+    mass = p[order].cumsum(0)
+    last = min(int((mass < typical_p).sum()), len(ranked) - 1)
+    x[ids[distance > ranked[last]]] = 0
+
+
+# ---- 10: the draw -----------------------------------------------------------------------------------
+
+
 def _draw(kept: torch.Tensor, u: NDArray[np.float64]) -> Ids:
     """The first token in vocabulary order at which the sum of weights exceeds u times the whole."""
     rows, vocab = kept.shape
@@ -99,3 +221,34 @@ def _draw(kept: torch.Tensor, u: NDArray[np.float64]) -> Ids:
     last = torch.searchsorted(inside, inside[:, -1:].contiguous())
     found: Ids = (run * RUN + torch.minimum(place, last))[:, 0].cpu().numpy().astype(np.uint32)
     return found
+
+
+# ---- 1: log probabilities ---------------------------------------------------------------------------
+
+
+def logprobs(raw: torch.Tensor, chosen: I64, shaping: ShapingColumns) -> LogprobColumns:
+    """`raw`: [m, vocabulary] float32, the model's logits of the rows that ask; `chosen`: their tokens."""
+    whole = raw.double().logsumexp(dim=-1)
+    picked = raw.gather(1, _index(chosen).to(raw.device)[:, None])
+    ranks = (raw > picked).sum(dim=-1) + 1
+    tops = [_top(raw[i], int(n)) for i, n in enumerate(shaping.top_logprobs)]
+    lens = np.array([len(ids) for ids in tops], np.int64)
+    top_ids = torch.cat(tops)
+    rows = torch.from_numpy(np.arange(len(tops)).repeat(lens)).to(raw.device)
+    return LogprobColumns(
+        places=shaping.logprob_rows,
+        logprobs=(picked[:, 0].double() - whole).float().cpu().numpy(),
+        ranks=ranks.cpu().numpy(),
+        top_lens=lens,
+        top_ids=top_ids.cpu().numpy(),
+        top_logprobs=(raw[rows, top_ids].double() - whole[rows]).float().cpu().numpy(),
+    )
+
+
+def _top(x: torch.Tensor, n: int) -> torch.Tensor:
+    """Ids of the n largest, the lower id first among equals."""
+    if not n:
+        return torch.empty(0, dtype=torch.int64, device=x.device)
+    least = x.topk(min(n, len(x))).values[-1]
+    ids = (x >= least).nonzero()[:, 0]
+    return ids[x[ids].sort(descending=True, stable=True).indices][:n]

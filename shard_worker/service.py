@@ -192,7 +192,7 @@ class ShardWorker:
             vocab_size=self._vocab_size,
         )
         next_link = self._links[effect.next_link]
-        self._tables = SlotTables(limits)
+        self._tables = SlotTables(limits, samples=form.stage + 1 == form.num_stages)
         self._place = Place(form.epoch, form.stage, form.stage + 1 == form.num_stages, next_link)
         self._runner.stand(self._place)
         log.info(

@@ -146,14 +146,10 @@ class TorchExecutor:
         sent = resident.stage.run(inputs, activations)
         if spec.stage < spec.num_stages - 1:
             return StepOutput(sent, NO_IDS)
-        return StepOutput(NO_BYTES, self._sample(resident.stage, inputs))
-
-    def _sample(self, stage: Stage, inputs: StepInputs) -> sampler.Ids:
         if not len(inputs.sample_rows):
-            return NO_IDS
+            return StepOutput(NO_BYTES, NO_IDS)
         last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
-        with torch.inference_mode():
-            return sampler.sample(stage.logits(last), sampler.columns_of(inputs))
+        return sampler.output(resident.stage.logits(last), inputs)
 
 
 def _check_spec(spec: StageSpec, model: ModelConfig) -> None:

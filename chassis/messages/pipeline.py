@@ -7,7 +7,7 @@ its timing to the bytes it got: concatenated protobuf messages merge, and repeat
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from operator import add
 
@@ -16,7 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from chassis.ids import MAX_U32, BootId, Epoch, StepNumber
 from chassis.messages import BadMessage, check, parse
-from chassis.messages.request import Sampling, build_sampling, parse_sampling
+from chassis.messages.sampling import (
+    Sampling,
+    TokenLogprobs,
+    build_logprobs,
+    build_sampling,
+    parse_logprobs,
+    parse_sampling,
+)
 from chassis.rpc import Method
 from chassis.wire import pipeline_pb2 as pb
 
@@ -54,6 +61,10 @@ class SlotStart:
 
     sampling: Sampling
     seed: int
+    prompt_len: int = 0  # where the output begins, if the sampling follows the ids so far
+    before: tuple[int, ...] = ()  # then: the ids before the row's first position
+    min_tokens: int = 0  # until the output is so long
+    stop_ids: tuple[int, ...] = ()  # none of these is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,7 @@ class StepResult:
     number: StepNumber
     token_ids: U32  # [sampling rows], in row order
     timings: tuple[StageTiming, ...]
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # by place among token_ids, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +205,27 @@ def build_step(
         token_ids=_pack(token_ids),
         table_lens=_pack(table_lens),
         table=_pack(table),
-        fresh=[pb.SlotStart(sampling=build_sampling(f.sampling), seed=f.seed) for f in fresh],
+        fresh=[_build_start(f) for f in fresh],
         freed_slots=_pack(freed_slots),
     ).SerializeToString()
+
+
+def _build_start(start: SlotStart) -> pb.SlotStart:
+    m = pb.SlotStart(sampling=build_sampling(start.sampling), seed=start.seed)
+    if start.prompt_len:
+        m.prompt_len, m.before = start.prompt_len, _pack(start.before)
+    if start.min_tokens:
+        m.min_tokens, m.stop_ids = start.min_tokens, _pack(start.stop_ids)
+    return m
+
+
+def _parse_start(m: pb.SlotStart) -> SlotStart:
+    start = SlotStart(parse_sampling(m.sampling), m.seed)
+    if not (m.prompt_len or m.min_tokens):
+        return start
+    before = tuple(_column(m.before, "before").tolist())
+    stop_ids = tuple(_column(m.stop_ids, "stop_ids").tolist())
+    return replace(start, prompt_len=m.prompt_len, before=before, min_tokens=m.min_tokens, stop_ids=stop_ids)
 
 
 def parse_step(data: bytes) -> Step:
@@ -212,7 +242,7 @@ def parse_step(data: bytes) -> Step:
     table = _column(m.table, "table")
     check(len(m.flags) == n, "step: one flag a row")
     flags = np.frombuffer(m.flags, dtype=_LE_U8)
-    fresh = tuple(SlotStart(parse_sampling(f.sampling), f.seed) for f in m.fresh)
+    fresh = tuple(_parse_start(f) for f in m.fresh)
     counts = num_tokens.tolist()  # of so few rows lists are sooner looked through than arrays
     check(all(counts), "step: a row without tokens")
     check(max(m.flags, default=0) <= FLAG_SAMPLES | FLAG_FRESH, "step: unknown flag")
@@ -244,21 +274,34 @@ def add_timing(step_header: bytes, timing: StageTiming) -> bytes:
     return step_header + pb.Step(timings=[_timing(timing)]).SerializeToString()
 
 
-def build_result(epoch: int, number: int, token_ids: ArrayLike, timings: Sequence[StageTiming] = ()) -> bytes:
+def build_result(
+    epoch: int,
+    number: int,
+    token_ids: ArrayLike,
+    timings: Sequence[StageTiming] = (),
+    logprobs: Sequence[tuple[int, TokenLogprobs]] = (),
+) -> bytes:
     return pb.StepResult(
         epoch=epoch,
         step=number,
         token_ids=np.asarray(token_ids, dtype=_LE_U32).tobytes(),
         timings=[_timing(t) for t in timings],
+        logprob_places=_pack([place for place, _ in logprobs]),
+        logprobs=build_logprobs([entry for _, entry in logprobs]),
     ).SerializeToString()
 
 
 def parse_result(data: bytes) -> StepResult:
     m = parse(pb.StepResult, data)
     check(m.epoch > 0 and m.step > 0, "result: epoch and number start at 1")
-    return StepResult(
-        Epoch(m.epoch), StepNumber(m.step), _column(m.token_ids, "token_ids"), _parse_timings(m)
-    )
+    token_ids, timings = _column(m.token_ids, "token_ids"), _parse_timings(m)
+    result = StepResult(Epoch(m.epoch), StepNumber(m.step), token_ids, timings)
+    if not m.logprob_places:
+        return result
+    places, entries = _column(m.logprob_places, "logprob_places").tolist(), parse_logprobs(m.logprobs)
+    rising = all(a < b for a, b in zip(places, (*places[1:], len(token_ids)), strict=True))
+    check(len(places) == len(entries) and rising, "result: logprobs do not add up")
+    return replace(result, logprobs=tuple(zip(places, entries, strict=True)))
 
 
 # ---- links and forming -----------------------------------------------------------------------------

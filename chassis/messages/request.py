@@ -8,6 +8,8 @@ from enum import Enum
 
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages import BadMessage, check, check_id, parse
+from chassis.messages.sampling import Sampling as Sampling
+from chassis.messages.sampling import build_sampling, parse_sampling
 from chassis.wire import request_pb2 as pb
 
 IDS_MAX = 1 << 20
@@ -21,13 +23,6 @@ class Reason(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    temperature: float = 1.0  # 0 = greedy
-    top_k: int = 0  # 0 = off
-    top_p: float = 1.0  # 1 = off
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +170,6 @@ def parse_request(data: bytes) -> Request:
         keyed=m.keyed,
         trace_parent=m.trace_parent,
     )
-
-
-def build_sampling(s: Sampling) -> pb.Sampling:
-    return pb.Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p)
-
-
-def parse_sampling(m: pb.Sampling) -> Sampling:
-    return Sampling(temperature=m.temperature, top_k=m.top_k, top_p=m.top_p)
 
 
 def build_usage(u: Usage) -> pb.Usage:

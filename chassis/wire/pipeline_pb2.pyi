@@ -40,12 +40,20 @@ class Step(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., trace_parent: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., starts: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., output_index: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., table_lens: _Optional[bytes] = ..., table: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ..., freed_slots: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ...) -> None: ...
 
 class SlotStart(_message.Message):
-    __slots__ = ("sampling", "seed")
+    __slots__ = ("sampling", "seed", "prompt_len", "before", "min_tokens", "stop_ids")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     sampling: _request_pb2.Sampling
     seed: int
-    def __init__(self, sampling: _Optional[_Union[_request_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+    prompt_len: int
+    before: bytes
+    min_tokens: int
+    stop_ids: bytes
+    def __init__(self, sampling: _Optional[_Union[_request_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., prompt_len: _Optional[int] = ..., before: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[bytes] = ...) -> None: ...
 
 class StageTiming(_message.Message):
     __slots__ = ("stage", "received_ns", "wait_ns", "compute_ns", "send_ns")
@@ -62,16 +70,20 @@ class StageTiming(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., received_ns: _Optional[int] = ..., wait_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., send_ns: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "token_ids", "timings")
+    __slots__ = ("epoch", "step", "token_ids", "timings", "logprob_places", "logprobs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_PLACES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     token_ids: bytes
     timings: _containers.RepeatedCompositeFieldContainer[StageTiming]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ...) -> None: ...
+    logprob_places: bytes
+    logprobs: _request_pb2.Logprobs
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., logprob_places: _Optional[bytes] = ..., logprobs: _Optional[_Union[_request_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("epoch", "stage", "boot", "kind")

@@ -39,14 +39,56 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., gateway: _Optional[str] = ..., model: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., priority: _Optional[int] = ..., body_digest: _Optional[bytes] = ..., keyed: _Optional[bool] = ..., trace_parent: _Optional[bytes] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p")
+    __slots__ = ("temperature", "top_k", "top_p", "shaping", "logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SHAPING_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ...) -> None: ...
+    shaping: Shaping
+    logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+
+class Shaping(_message.Message):
+    __slots__ = ("min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "bias", "allowed_ids", "bad_word_ids", "bad_word_lens")
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORD_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORD_LENS_FIELD_NUMBER: _ClassVar[int]
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_ids: _containers.RepeatedScalarFieldContainer[int]
+    bias: _containers.RepeatedScalarFieldContainer[float]
+    allowed_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_word_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_word_lens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias: _Optional[_Iterable[float]] = ..., allowed_ids: _Optional[_Iterable[int]] = ..., bad_word_ids: _Optional[_Iterable[int]] = ..., bad_word_lens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("logprobs", "ranks", "top_lens", "top_ids", "top_logprobs")
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    top_lens: _containers.RepeatedScalarFieldContainer[int]
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_lens: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chassis.messages import BadMessage
 from chassis.messages import pipeline as p
-from chassis.messages.request import Sampling
+from chassis.messages.sampling import Sampling, Shaping
 from shard_worker.executor import StepInputs
 from shard_worker.inputs import SlotTables, TableLimits
 
@@ -212,3 +212,94 @@ def test_a_step_costs_little() -> None:
         tables.apply(p.parse_step(data))
         times.append(time.perf_counter() - begin)
     assert min(times) < 400e-6, f"{min(times) * 1e6:.0f} us"
+
+
+SHAPED = Sampling(1.0, shaping=Shaping(repetition_penalty=1.5, frequency_penalty=0.5, bad_words=((5, 6),)))
+PROMPT, OUTPUT = [1, 2, 1, 3, 4, 4, 9], [2, 7, 7, 5]
+
+
+def shaped_start(start: int, sampling: Sampling = SHAPED) -> p.SlotStart:
+    return p.SlotStart(sampling, 3, len(PROMPT), tuple((PROMPT + OUTPUT)[:start]), 9, (8,))
+
+
+def shaped(begin: int, chunk: int) -> StepInputs:
+    """The step that samples after PROMPT and OUTPUT, of a slot that started at `begin`, in chunks."""
+    tables, ids = SlotTables(LIMITS), PROMPT + OUTPUT
+    inputs = None
+    for start in range(begin, len(ids), chunk):
+        fresh = {"fresh": shaped_start(start), "blocks": [1, 2, 3]} if start == begin else {}
+        row = {"slot": 2, "start": start, "ids": ids[start : start + chunk], **fresh}
+        samples = {"samples": True, "index": len(OUTPUT)} if start + chunk >= len(ids) else {}
+        plain = {"slot": 0, "start": 0, "ids": [1], "blocks": [9], "fresh": p.SlotStart(PARAMS, 1)}
+        inputs = tables.apply(build([{**plain, "samples": True}, {**row, **samples}]))
+        tables.check()
+    assert inputs is not None
+    return inputs
+
+
+def test_what_was_said_counts_the_same_however_it_came() -> None:
+    whole = shaped(0, 64).shaping
+    assert whole is not None and whole.rows.tolist() == [1] and whole.penalty_rows.tolist() == [1]
+    counts = dict(zip(whole.seen_ids.tolist(), whole.seen_counts.tolist(), strict=True))
+    assert counts == {1: 0, 2: 1, 3: 0, 4: 0, 9: 0, 7: 2, 5: 1}
+    assert sorted(whole.banned_ids.tolist()) == [6, 8], "after 5, and before min_tokens"
+    for begin in range(len(PROMPT + OUTPUT)):
+        for chunk in (1, 2, 3, 64):
+            other = shaped(begin, chunk).shaping
+            assert other is not None
+            found = dict(zip(other.seen_ids.tolist(), other.seen_counts.tolist(), strict=True))
+            assert found == counts and other.banned_ids.tolist() == whole.banned_ids.tolist()
+
+
+def test_plain_steps_know_nothing_of_shapes() -> None:
+    tables = SlotTables(LIMITS)
+    started(tables)
+    assert tables._shapes == {}
+    row = {"slot": 2, "start": 3, "ids": [1], "samples": True}
+    assert tables.apply(build([row])).shaping is None
+    tables.apply(build([{"slot": 1, "start": 0, "ids": [1], "blocks": [2], "fresh": shaped_start(0)}]))
+    assert tables.apply(build([{**row, "start": 4, "blocks": [3]}])).shaping is None, "it is not in this step"
+    tables.apply(build([], freed=[1]))
+    assert tables._shapes == {}
+
+
+def test_a_slot_that_starts_anew_forgets_its_shape() -> None:
+    tables = SlotTables(LIMITS)
+    fresh = {"slot": 1, "start": 0, "ids": [1], "blocks": [2], "samples": True}
+    assert tables.apply(build([{**fresh, "fresh": shaped_start(0)}])).shaping is not None
+    assert tables.apply(build([{**fresh, "fresh": p.SlotStart(PARAMS, 1)}])).shaping is None
+
+
+def test_only_the_last_stage_keeps_shapes() -> None:
+    tables = SlotTables(LIMITS, samples=False)
+    row = {"slot": 1, "start": 0, "ids": [1], "blocks": [2], "fresh": shaped_start(0), "samples": True}
+    assert tables.apply(build([row])).shaping is None and tables._shapes == {}
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        p.SlotStart(SHAPED, 0),  # no prompt length
+        p.SlotStart(SHAPED, 0, 7, (1,)),  # not the ids before its first position
+        p.SlotStart(Sampling(shaping=Shaping(allowed_ids=(99,))), 0),
+        p.SlotStart(Sampling(shaping=Shaping(logit_bias=((99, 1.0),))), 0),
+        p.SlotStart(Sampling(shaping=Shaping(bad_words=((99,),))), 0),
+        p.SlotStart(Sampling(), 0, min_tokens=1, stop_ids=(99,)),
+    ],
+)
+def test_a_start_that_cannot_be_followed_changes_nothing(start: p.SlotStart) -> None:
+    tables = SlotTables(LIMITS)
+    started(tables)
+    before = copy.deepcopy(tables.__dict__)
+    with pytest.raises(BadMessage):
+        tables.apply(build([{"slot": 3, "start": 0, "ids": [1, 2], "blocks": [7], "fresh": start}]))
+    assert tables._shapes == before["_shapes"] == {} and not tables._known[3]
+
+
+def test_who_follows_the_ids_does_not_see_one_twice() -> None:
+    tables = SlotTables(LIMITS)
+    row = {"slot": 1, "start": 0, "ids": [1, 2], "blocks": [2]}
+    tables.apply(build([{**row, "fresh": shaped_start(0)}]))
+    with pytest.raises(BadMessage):
+        tables.apply(build([{"slot": 1, "start": 1, "ids": [2]}]))
+    tables.apply(build([{"slot": 1, "start": 2, "ids": [1]}]))

@@ -1,0 +1,172 @@
+"""Pure. What the last stage knows of the slots whose sampling is more than temperature, top-k and top-p.
+
+Penalties and bad words are functions of the prompt and output ids alone: they are counted as the ids come by
+in steps, and what never comes by (a cached prefix, a sequence started again) comes whole with the fresh row.
+So whoever resumes a sequence, at whatever place, has the same counts. Slots that use none have no entry here.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chassis.messages import BadMessage
+from chassis.messages.pipeline import SlotStart
+from chassis.messages.sampling import NO_SHAPING
+from shard_worker.executor import F32, I64, ShapingColumns
+
+T = TypeVar("T", bound=np.generic)
+NO_PLACES: I64 = np.empty(0, np.int64)
+NO_VALUES: F32 = np.empty(0, np.float32)
+
+
+class Seen:
+    """Distinct ids, and how often each is in the output."""
+
+    __slots__ = ("_counts", "_ids", "_places")
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._ids = np.empty(256, np.int64)
+        self._counts = np.empty(256, np.float32)
+
+    def add(self, token_id: int, times: int) -> None:
+        """`times` 0: it is in the prompt."""
+        place = self._places.get(token_id)
+        if place is None:
+            place = self._places[token_id] = len(self._places)
+            if place == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.empty_like(self._counts)])
+            self._ids[place], self._counts[place] = token_id, 0
+        self._counts[place] += times
+
+    @property
+    def ids(self) -> I64:
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> F32:
+        return self._counts[: len(self._places)]
+
+
+class SlotShape:
+    """One slot's. `follow` it with all ids in order."""
+
+    def __init__(self, start: SlotStart, vocab_size: int) -> None:
+        """Raises BadMessage."""
+        self.shaping = shaping = start.sampling.shaping or NO_SHAPING
+        self.logprobs = start.sampling.logprobs
+        self.length = len(start.before)  # ids followed
+        self.follows = start.prompt_len > 0
+        self._prompt_len = start.prompt_len
+        self._min_tokens = start.min_tokens
+        self._stop_ids = start.stop_ids
+        self._vocab_size = vocab_size
+        self.bias_ids = np.array([token_id for token_id, _ in shaping.logit_bias], np.int64)
+        self.bias = np.array([bias for _, bias in shaping.logit_bias], np.float32)
+        self.allowed = np.array(sorted(dict.fromkeys(shaping.allowed_ids)), np.int64)
+        self._bans = tuple(word[0] for word in shaping.bad_words if len(word) == 1)
+        self._words = tuple(word for word in shaping.bad_words if len(word) > 1)
+        self._tail_len = max(map(len, self._words), default=1) - 1
+        self._tail: tuple[int, ...] = ()  # of the output
+        self.seen = Seen()
+        if shaping.follows and not self.follows:
+            raise BadMessage("step: a start without the ids so far")
+        named = chain(
+            shaping.allowed_ids, self.bias_ids.tolist(), *shaping.bad_words, start.stop_ids, start.before
+        )
+        if max(named, default=0) >= vocab_size:
+            raise BadMessage("step: token id out of range")
+        self._count(0, start.before)
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """The next ids, of prompt or output."""
+        if self.follows:
+            self._count(self.length, ids)
+        self.length += len(ids)
+
+    def _count(self, begin: int, ids: Sequence[int]) -> None:
+        border = max(0, min(len(ids), self._prompt_len - begin))
+        if self.shaping.repetition_penalty != 1:
+            for token_id in ids[:border]:
+                self.seen.add(token_id, 0)
+        output = ids[border:]
+        if self.shaping.penalises:
+            for token_id in output:
+                self.seen.add(token_id, 1)
+        if self._tail_len:
+            self._tail = (*self._tail, *output)[-self._tail_len :]
+
+    def banned(self, output_index: int) -> list[int]:
+        """Ids that must not be drawn as the output's next. None, if they would leave nothing to draw."""
+        bans = dict.fromkeys(self._bans)
+        for word in self._words:
+            before = word[:-1]
+            if self._tail[-len(before) :] == before:
+                bans[word[-1]] = None
+        if output_index < self._min_tokens:
+            bans |= dict.fromkeys(self._stop_ids)
+        if not bans:
+            return []
+        allowed = self.shaping.allowed_ids
+        if allowed:
+            whole = all(token_id in bans for token_id in allowed)
+        else:
+            whole = len(bans) >= self._vocab_size
+        return [] if whole else list(bans)
+
+
+def columns(shapes: Sequence[tuple[int, SlotShape]], output_index: NDArray[np.int32]) -> ShapingColumns:
+    """Of the sampling rows that have a shape, with their places, ascending."""
+    bans = [(row, shape.banned(int(output_index[row]))) for row, shape in shapes]
+    biased = [(row, s) for row, s in shapes if len(s.bias_ids)]
+    penal = [(row, s) for row, s in shapes if s.shaping.penalises and len(s.seen.ids)]
+    min_p = [(row, s.shaping.min_p) for row, s in shapes if s.shaping.min_p > 0]
+    typical = [(row, s.shaping.typical_p) for row, s in shapes if s.shaping.typical_p < 1]
+    changed = [
+        row
+        for (row, s), (_, ids) in zip(shapes, bans, strict=True)
+        if ids or len(s.bias_ids) or len(s.allowed) or (s.shaping.penalises and len(s.seen.ids))
+    ]
+    told = [(row, s.logprobs) for row, s in shapes if s.logprobs is not None]
+    return ShapingColumns(
+        rows=_places(changed),
+        bias_rows=_repeat([(row, len(s.bias_ids)) for row, s in biased]),
+        bias_ids=_joined([s.bias_ids for _, s in biased], NO_PLACES),
+        bias=_joined([s.bias for _, s in biased], NO_VALUES),
+        allowed=tuple((row, s.allowed) for row, s in shapes if len(s.allowed)),
+        banned_rows=_repeat([(row, len(ids)) for row, ids in bans]),
+        banned_ids=_places([token_id for _, ids in bans for token_id in ids]),
+        penalty_rows=_places([row for row, _ in penal]),
+        repetition=_values([s.shaping.repetition_penalty for _, s in penal]),
+        frequency=_values([s.shaping.frequency_penalty for _, s in penal]),
+        presence=_values([s.shaping.presence_penalty for _, s in penal]),
+        seen_lens=_places([len(s.seen.ids) for _, s in penal]),
+        seen_ids=_joined([s.seen.ids for _, s in penal], NO_PLACES),
+        seen_counts=_joined([s.seen.counts for _, s in penal], NO_VALUES),
+        min_p_rows=_places([row for row, _ in min_p]),
+        min_p=_values([value for _, value in min_p]),
+        typical_rows=_places([row for row, _ in typical]),
+        typical_p=_values([value for _, value in typical]),
+        logprob_rows=_places([row for row, _ in told]),
+        top_logprobs=_places([number for _, number in told]),
+    )
+
+
+def _places(values: list[int]) -> I64:
+    return np.array(values, np.int64)
+
+
+def _values(values: list[float]) -> F32:
+    return np.array(values, np.float32)
+
+
+def _repeat(lens: list[tuple[int, int]]) -> I64:
+    return np.repeat(_places([row for row, _ in lens]), _places([n for _, n in lens]))
+
+
+def _joined(columns: list[NDArray[T]], nothing: NDArray[T]) -> NDArray[T]:
+    return np.concatenate(columns) if columns else nothing
