@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from chassis.messages.text_fields import bad_text
+
 M = TypeVar("M", bound=Message)
 _ID = re.compile(r"[A-Za-z0-9_=-]{1,200}")
 
@@ -21,6 +23,9 @@ def parse(kind: type[M], data: bytes) -> M:
     try:
         return kind.FromString(data)
     except (DecodeError, ValueError) as error:
+        if (found := bad_text(kind, data)) is not None:
+            path, offset = found
+            raise BadMessage(f"not a {kind.DESCRIPTOR.name}: {path}: not UTF-8 at byte {offset}") from None
         raise BadMessage(f"not a {kind.DESCRIPTOR.name}: {error}") from None
 
 
