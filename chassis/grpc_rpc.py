@@ -18,6 +18,7 @@ import grpc.aio
 
 from chassis import log
 from chassis.errors import RpcError, RpcRejected, RpcUnavailable
+from chassis.messages import BadMessage, parse
 from chassis.rpc import MESSAGE_BYTES_MAX, UNAVAILABLE_CODES, Handlers, Method, Rep, Req
 
 CHANNELS_MAX = 64
@@ -88,7 +89,6 @@ class GrpcRpc:
             _, service, name = method.path.split("/")
             services.setdefault(service, {})[name] = grpc.unary_unary_rpc_method_handler(
                 _servicer(method, handler),
-                request_deserializer=method.request.FromString,
                 response_serializer=method.reply.SerializeToString,
             )
         for service, methods in services.items():
@@ -163,9 +163,16 @@ class GrpcRpc:
 def _servicer(
     method: Method[Any, Any], handler: Callable[[Any], Awaitable[Any]]
 ) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Turns a handler's refusals into statuses; what it did not mean to raise is logged and INTERNAL."""
+    """Turns a handler's refusals into statuses; what it did not mean to raise is logged and INTERNAL.
 
-    async def serve(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    Requests are parsed here and not by gRPC, which calls garbage UNKNOWN.
+    """
+
+    async def serve(data: bytes, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            request = parse(method.request, data)
+        except BadMessage as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{method.path}: {error}")
         try:
             reply = await handler(request)
         except RpcRejected as error:

@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
 from chassis import grpc_rpc
@@ -30,6 +32,27 @@ def test_idle_channels_above_the_bound_are_closed_and_opened_again(monkeypatch: 
             for address in [*addresses, *addresses]:
                 reply = await rpc.call(address, STATS, pb.StatsRequest(generation="ab"), 5.0)
                 assert reply.total == 2 and len(rpc._channels) <= 2
+        finally:
+            await rpc.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("garbage", "said"),
+    [(b"\xff\xff", "not a StatsRequest"), (b"\x0a\x01\xff", "generation: not UTF-8 at byte 0")],
+)
+def test_garbage_is_an_invalid_argument_and_the_server_goes_on(garbage: bytes, said: str) -> None:
+    async def main() -> None:
+        rpc = GrpcRpc()
+        try:
+            address = (await rpc.serve("127.0.0.1:0", {STATS: echo})).address
+            async with grpc.aio.insecure_channel(address) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await channel.unary_unary(STATS.path)(garbage, timeout=5)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert said in str(refused.value.details())
+            assert (await rpc.call(address, STATS, pb.StatsRequest(generation="ab"), 5.0)).total == 2
         finally:
             await rpc.close()
 

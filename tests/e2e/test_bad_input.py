@@ -23,7 +23,9 @@ from chassis import subjects
 from chassis.bus import Bus
 from chassis.messages.card import card_digest
 from chassis.messages.gateway import GenerateCall
-from chassis.messages.registry import ModelEntry, build_model, parse_batcher
+from chassis.messages.kvstore import ATTACH, EXCHANGE, MATCH, STATS
+from chassis.messages.pipeline import FORM
+from chassis.messages.registry import ModelEntry, build_model, parse_batcher, parse_kvstore, parse_worker
 from chassis.messages.request import Reason, Terminal
 from chassis.wire import request_pb2 as wire
 from shoal.client import AsyncClient, Params, Prompt, ShoalError
@@ -371,6 +373,33 @@ def test_garbage_on_every_port_is_ignored(calm: Running) -> None:
                     for hang in (False, True)
                 )
             )
+
+    calm.run(life())
+
+
+def test_garbage_to_the_services_own_methods_is_refused(calm: Running) -> None:
+    """What only a neighbour would call, at kvstore and at both workers."""
+
+    async def refusal(channel: grpc.aio.Channel, path: str, garbage: bytes) -> str:
+        try:
+            await channel.unary_unary(path)(garbage, timeout=5)
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        return "taken"
+
+    async def life() -> None:
+        bus = await calm.bus()
+        workers = [parse_worker(e.value) for e in await bus.entries(subjects.WORKERS) if e.value is not None]
+        stores = [parse_kvstore(e.value) for e in await bus.entries(subjects.KVSTORES) if e.value is not None]
+        assert (len(workers), len(stores)) == (2, 1)
+        doors = [(w.rpc_address, FORM.path) for w in workers]
+        doors += [(s.rpc_address, m.path) for s in stores for m in (ATTACH, MATCH, EXCHANGE, STATS)]
+        async with beside_a_stream(calm):
+            for address, path in doors:
+                async with grpc.aio.insecure_channel(address) as channel:
+                    for garbage in GARBAGE[1:]:
+                        assert await refusal(channel, path, garbage) == INVALID, (path, garbage[:40])
+        await bus.close()
 
     calm.run(life())
 
