@@ -130,6 +130,8 @@ class GgufFile:
         self.metadata: dict[str, object] = {}
         for _ in range(num_values):
             key = cursor.text()
+            if key in self.metadata:
+                raise LoadFailed(f"{path}: {key} comes twice")
             self.metadata[key] = cursor.value()
         infos = [self._read_info(cursor) for _ in range(num_tensors)]
         self.tensors = self._place(infos, cursor)
@@ -164,6 +166,11 @@ class GgufFile:
             if offset % alignment or base + offset + num_bytes > cursor.size:
                 raise LoadFailed(f"{self.path}: {name} lies outside the file: it is cut off or damaged")
             placed[name] = TensorInfo(shape, kind, base + offset, num_bytes)
+        end = 0
+        for name, info in sorted(placed.items(), key=lambda item: item[1].offset):
+            if info.num_bytes and info.offset < end:
+                raise LoadFailed(f"{self.path}: {name} overlaps the tensor before it")
+            end = max(end, info.offset + info.num_bytes)
         return placed
 
     def packed(self, name: str) -> U8:
@@ -207,6 +214,10 @@ class GgufCheckpoint:
     @property
     def content_paths(self) -> tuple[Path, ...]:
         return (self.path,)
+
+    @property
+    def layers_found(self) -> int:
+        return len({name.split(".")[1] for name in self.file.tensors if name.startswith("blk.")})
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Float32, expanded. Raises LoadFailed when it is missing or has another shape."""

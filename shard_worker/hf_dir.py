@@ -4,6 +4,7 @@ Only tensors that are asked for are read. Nothing is ever unpickled.
 """
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from shard_worker.safetensors_file import SafetensorsFile
 
 JSON_BYTES_MAX = 64 << 20
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LAYER = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.")
 FILES_MAX = 1024
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FORMATS = {format.name: format for format in (WeightFormat.F32, WeightFormat.F16, WeightFormat.BF16)}
@@ -54,10 +56,21 @@ class HfCheckpoint:
         except LoadFailed as error:
             raise LoadFailed(f"{path}: {error}") from None
         self._file_of = self._find_tensors()
+        self._check_vocabulary()
 
     @property
     def content_paths(self) -> tuple[Path, ...]:
         return (self.path / "config.json", *sorted({file.path for file in self._file_of.values()}))
+
+    def _check_vocabulary(self) -> None:
+        """Before anything of that size is made. Raises LoadFailed."""
+        for name, file in self._file_of.items():
+            rows = file.tensors[name].shape[:1]
+            if name.endswith("embed_tokens.weight") and rows != (self.config.vocab_size,):
+                raise LoadFailed(
+                    f"{file.path}: {name} has shape {file.tensors[name].shape},"
+                    f" the configuration says {self.config.vocab_size} rows"
+                )
 
     def _find_tensors(self) -> dict[str, SafetensorsFile]:
         """Where each tensor lies. Raises LoadFailed."""
@@ -87,6 +100,10 @@ class HfCheckpoint:
                 raise LoadFailed(f"{file.path}: {min(twice)} is in {found[min(twice)].path.name} too")
             found |= dict.fromkeys(file.tensors, file)
         return found
+
+    @property
+    def layers_found(self) -> int:
+        return len({found[1] for name in self._file_of if (found := LAYER.match(name))})
 
     def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
         """A view of the file. Raises LoadFailed when it is missing or has another shape."""

@@ -15,7 +15,7 @@ import torch
 
 from shard_worker.executor import LoadFailed
 from shard_worker.gguf_file import GgufCheckpoint
-from shard_worker.hf_dir import HfCheckpoint
+from shard_worker.hf_dir import PICKLED, HfCheckpoint
 from shard_worker.model.config import ModelConfig
 from shard_worker.model.stage_weights import StoredMatrix
 
@@ -72,7 +72,13 @@ def model_name(model: str, path: Path) -> str:
 
 def open_checkpoint(path: Path) -> GgufCheckpoint | HfCheckpoint:
     """Raises LoadFailed."""
-    return HfCheckpoint(path) if path.is_dir() else GgufCheckpoint(path)
+    if path.suffix in PICKLED and not path.is_dir():
+        raise LoadFailed(f"{path} is a pickle, which is never opened: convert it to safetensors")
+    checkpoint = HfCheckpoint(path) if path.is_dir() else GgufCheckpoint(path)
+    found, wanted = checkpoint.layers_found, checkpoint.config.num_layers
+    if 0 < found < wanted:  # a stage that has other layers would not miss them
+        raise LoadFailed(f"{path}: holds {found} layers, the configuration says {wanted}")
+    return checkpoint
 
 
 def digest_of(checkpoint: Checkpoint, cache_dir: Path | None = None) -> str:
