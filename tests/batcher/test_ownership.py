@@ -810,6 +810,19 @@ def test_attach_and_yes_stop_the_count(who: str) -> None:
     assert rig.parts(H) and not rig.parts(G)
 
 
+def test_while_the_count_runs_the_gateways_are_asked_every_two_seconds() -> None:
+    """The first question, or its answer, may be lost."""
+    rig = Rig(resume_window_ms=9000).running(10)
+    rig.hear(Detached(R, G))
+    start = rig.now
+    turns = [(rig.wait(0.25), rig.now - start) for _ in range(35)]
+    asked_s = [at for out, at in turns if any(isinstance(x, e.AskTakeover) for x in out)]
+    assert rig.at(State.RUNNING)
+    assert asked_s == [pytest.approx(2 * i, abs=0.26) for i in range(5)]
+    rig.yes(10, gateway=H)
+    assert not any(isinstance(x, e.AskTakeover) for x in rig.wait(10))
+
+
 def test_one_gateway_that_leaves_starts_no_count_while_another_stays() -> None:
     rig = Rig().running(10)
     rig.attach(10)
