@@ -21,6 +21,7 @@ import pytest
 
 from chassis import subjects
 from chassis.bus import Bus
+from chassis.ids import RequestId
 from chassis.messages.card import card_digest
 from chassis.messages.gateway import GenerateCall
 from chassis.messages.kvstore import ATTACH, EXCHANGE, MATCH, STATS
@@ -29,6 +30,7 @@ from chassis.messages.registry import ModelEntry, build_model, parse_batcher, pa
 from chassis.messages.request import Reason, Terminal
 from chassis.wire import request_pb2 as wire
 from shoal.client import AsyncClient, Params, Prompt, ShoalError
+from shoal.why import collect
 from tests.e2e.rig import (
     Answer,
     Running,
@@ -273,6 +275,25 @@ def test_garbage_in_ownership_logs_changes_no_answer(calm: Running) -> None:
                 await resume(other, again)
                 again.check()
             await settled(bus, running.request_id)
+        await bus.close()
+
+    calm.run(life())
+
+
+def test_garbage_among_traces_and_dead_letters_is_passed_over(calm: Running) -> None:
+    async def life() -> None:
+        bus = await calm.bus()
+        async with beside_a_stream(calm) as client:
+            answer = await ask(client, Answer(call(range(4), 10)))
+            named = RequestId(answer.request_id)
+            for garbage in GARBAGE:
+                await bus.append(subjects.trace(named), garbage)
+                await bus.append(subjects.dead(named), garbage)
+
+            async def told() -> bool:
+                return (await collect(bus, named)).ledger() is not None
+
+            await until(told, "its ledger is whole")
         await bus.close()
 
     calm.run(life())
