@@ -27,6 +27,7 @@ def build_executor(config: Config) -> Executor:
         EngineConfig(
             model=config.model,
             model_name=config.model_name,
+            repository=config.repository,
             dtype=config.dtype,
             quantize=config.quantize,
             threads=config.threads,

@@ -8,8 +8,9 @@ from typing import Literal
 class Config:
     executor: Literal["torch", "fake"] = "torch"
     # the model (torch)
-    model: str = "smollm2"  # a folder, a GGUF file, or the name of a packaged model
+    model: str = "smollm2"  # a folder, a GGUF file, a packaged model, or name[:version] in the repository
     model_name: str = ""  # what users call it; empty: after the path
+    repository: str = ""  # folder of models with versions; empty: in the user's data folder
     dtype: Literal["float32", "bfloat16"] = "float32"
     quantize: Literal["none", "keep", "int8", "int4"] = "none"  # keep: as packed in the file; none: expanded
     threads: int = 1  # of one forward pass

@@ -62,15 +62,37 @@ def prepared(matrix: StoredMatrix, dtype: str, quantize: str = "none", min_bits:
     is packed in as few already. A row that doesn't divide into groups of 32 is kept in `dtype`.
     Raises LoadFailed on weights that no integers can stand for.
     """
+    return convert(matrix, kept_format(matrix, dtype, quantize, min_bits))
+
+
+def kept_format(matrix: StoredMatrix, dtype: str, quantize: str, min_bits: int = 4) -> WeightFormat:
+    """That of the matrix once prepared."""
     assert quantize in QUANTIZE and dtype in DTYPE_FORMATS
-    if quantize == "keep" and is_packed(matrix.format):
-        return matrix
+    packed = is_packed(matrix.format)
+    if quantize == "keep" and packed:
+        return matrix.format
     if quantize in BITS and matrix.inputs % GROUP == 0:
         bits = max(BITS[quantize], min_bits)
-        if is_packed(matrix.format) and bits_per_weight(matrix.format) < bits + 1:
-            return matrix
-        return convert(matrix, INT_FORMATS[bits])
-    return convert(matrix, DTYPE_FORMATS[dtype])
+        return matrix.format if packed and bits_per_weight(matrix.format) < bits + 1 else INT_FORMATS[bits]
+    return DTYPE_FORMATS[dtype]
+
+
+def kept_bytes(weights: StageWeights, dtype: str, quantize: str) -> int:
+    """Memory of a stage's matrices once prepared; of one that is embedding and head both, once."""
+
+    def of(matrix: StoredMatrix, min_bits: int = 4) -> int:
+        return matrix.outputs * row_bytes(kept_format(matrix, dtype, quantize, min_bits), matrix.inputs)
+
+    inside = [
+        matrix
+        for layer in weights.layers
+        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        for matrix in linear.matrices
+    ]
+    outside = [] if weights.embedding is None else [weights.embedding]
+    if weights.head is not None:
+        outside += [m for m in weights.head.linear.matrices if m is not weights.embedding]
+    return sum(map(of, inside)) + sum(of(matrix, OUTSIDE_BITS_MIN) for matrix in outside)
 
 
 def prepared_stage(weights: StageWeights, dtype: str, quantize: str) -> StageWeights:

@@ -5,7 +5,7 @@ the head. Calls block and come from one thread at a time; the number of threads 
 start (spinning threads on busy cores cost more than they bring: one is the default).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +15,14 @@ from shard_worker import kv_tensors, sampler
 from shard_worker.attention.cpu import CpuAttention
 from shard_worker.attention.interface import Attention, LayerKv
 from shard_worker.card import card_of
-from shard_worker.executor import Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
+from shard_worker.executor import I64, Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
 from shard_worker.formats import BITS, QUANTIZE, digest_as_kept, prepared_stage
 from shard_worker.model.config import ModelConfig
 from shard_worker.model.families import stage_weights
 from shard_worker.model.layers import DTYPES, precision_of
 from shard_worker.model.stage import Stage, StageMemory
 from shard_worker.model.torch_stage import TorchStage
-from shard_worker.weights import digest_of, find_model, model_name, open_checkpoint
+from shard_worker.weights import Checkpoint, digest_of, find_model, model_name, open_checkpoint
 
 NUM_BLOCKS_MAX = 1 << 24
 NO_BYTES = memoryview(b"")
@@ -31,8 +31,9 @@ NO_IDS = np.empty(0, np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    model: str  # a path, or the name of a packaged model
+    model: str  # a path, or the name of a packaged model or of one in the repository
     model_name: str = ""  # what users call it; empty: after the path
+    repository: str = ""  # folder of models with versions; empty: in the user's data folder
     dtype: str = "float32"  # or bfloat16
     quantize: str = "none"  # or keep, int8, int4: see `formats.prepared`
     threads: int = 1
@@ -65,7 +66,7 @@ class TorchExecutor:
         if config.quantize not in QUANTIZE:
             raise LoadFailed(f"quantize {config.quantize!r} is not one of {', '.join(QUANTIZE)}")
         torch.set_num_threads(config.threads)
-        path = find_model(config.model)
+        path = find_model(config.model, Path(config.repository) if config.repository else None)
         self._config = config
         self._checkpoint = open_checkpoint(path)
         self._precision = precision_of(DTYPES[config.dtype])
@@ -89,6 +90,10 @@ class TorchExecutor:
     @property
     def facts(self) -> ModelFacts:
         return self._facts
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self._checkpoint
 
     def load(self, spec: StageSpec) -> Loaded:
         model = self._checkpoint.config
@@ -150,6 +155,15 @@ class TorchExecutor:
             return StepOutput(NO_BYTES, NO_IDS)
         last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
         return sampler.output(resident.stage.logits(last), inputs)
+
+    def logits(self, tokens: I64) -> torch.Tensor:
+        """Of the last run's tokens at these places, on the last stage, for checks: [k, vocab_size]."""
+        assert self._resident is not None, "logits before load"
+        return self._resident.stage.logits(tokens)
+
+    def take_costs(self, head_cost_layers: float) -> None:
+        """What final norm, head and sampling cost here, as measured, in layers."""
+        self._facts = replace(self._facts, head_cost_layers=head_cost_layers)
 
 
 def _check_spec(spec: StageSpec, model: ModelConfig) -> None:

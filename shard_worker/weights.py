@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from chassis.model_repository import ModelRepository, default_folder
 from shard_worker.executor import LoadFailed
 from shard_worker.gguf_file import GgufCheckpoint
 from shard_worker.hf_dir import PICKLED, HfCheckpoint
@@ -44,8 +45,11 @@ class Checkpoint(Protocol):
         """A float tensor of exactly this shape. Raises LoadFailed."""
 
 
-def find_model(model: str) -> Path:
-    """A path, or the name of a packaged model ("smollm2"). Raises LoadFailed."""
+def find_model(model: str, repository: Path | None = None) -> Path:
+    """Of a packaged model ("smollm2"), of a path that exists, or of `name[:version]` in the repository.
+
+    Raises LoadFailed.
+    """
     if model in PACKAGED:
         package, suffix = PACKAGED[model]
         try:
@@ -57,14 +61,19 @@ def find_model(model: str) -> Path:
                 return Path(str(file.locate()))
         raise LoadFailed(f"model {model}: the package {package} holds no {suffix} file")
     path = Path(model)
-    if not path.exists():
-        raise LoadFailed(f"model {model}: no such file or folder, nor one of {', '.join(PACKAGED)}")
-    return path
+    if path.exists():
+        return path
+    kept = ModelRepository(repository or default_folder())
+    if (manifest := kept.find(model)) is not None:
+        return kept.weights_of(manifest)
+    raise LoadFailed(
+        f"model {model}: no such file or folder, none of {', '.join(PACKAGED)}, and not in {kept.folder}"
+    )
 
 
 def model_name(model: str, path: Path) -> str:
-    """What users call a model that no one has named: the package's name for it, or the file's or folder's."""
-    if model in PACKAGED:
+    """What users call a model that no one has named: as it is asked for, or after its file or folder."""
+    if model in PACKAGED or not Path(model).exists():
         return model
     path = path.resolve()
     return path.name if path.is_dir() else path.stem
