@@ -14,6 +14,7 @@ from batcher.lease import Lease
 from batcher.running import Running
 from batcher.sequence import Sequence, Status
 
+HISTORY_TOKENS_MAX = 1 << 20  # of one step: the ids that fresh rows carry because their sampling follows them
 FlightRow = tuple[Sequence, int, int, int, bool]  # sequence, its incarnation, start, end, samples
 
 
@@ -38,6 +39,7 @@ class Composer:
         self._steps_max = 1
         self._shared_left: int | None = 0  # shared steps until one alone; None: one alone is in flight
         self._preempted = False
+        self._history_left = HISTORY_TOKENS_MAX
         self.decodes = False  # the last step composed has decodes
         self._rows: list[Row] = []
         self._carried: list[FlightRow] = []
@@ -54,6 +56,7 @@ class Composer:
         """Rows of the next step, and the record of what it carries. `num_decoding`: how many of the steps in
         flight have decodes."""
         self._rows, self._carried, self._preempted, self.decodes = [], [], False, False
+        self._history_left = HISTORY_TOKENS_MAX
         self._fill(num_in_flight, num_decoding, now)
         if self._preempted:  # whoever lost its blocks is not in this step either
             kept = [
@@ -110,6 +113,9 @@ class Composer:
             if end > len(blocks) * size and not self._grow(sequence, end, now):
                 blocked.append(sequence)
                 continue
+            if sequence.fresh and not self._carries_history(sequence):
+                blocked.append(sequence)
+                continue
             num_blocks = len(blocks)
             sent = 0 if sequence.fresh else sequence.num_sent_blocks
             assert sequence.slot is not None
@@ -157,9 +163,19 @@ class Composer:
         if end > len(sequence.blocks) * self._block_size_tokens:
             self._grow(sequence, end, now)
             end = min(end, len(sequence.blocks) * self._block_size_tokens)
-        if end > start:
-            self._append(sequence, start, end)
+        if end <= start or (sequence.fresh and not self._carries_history(sequence)):
+            return 0
+        self._append(sequence, start, end)
         return end - start
+
+    def _carries_history(self, sequence: Sequence) -> bool:
+        """Whether the ids before a fresh row's first still fit into this step."""
+        if sequence.num_computed == 0 or not sequence.follows:
+            return True
+        if self._history_left < sequence.num_computed and self._history_left < HISTORY_TOKENS_MAX:
+            return False
+        self._history_left -= sequence.num_computed
+        return True
 
     def _append(self, sequence: Sequence, start: int, end: int) -> None:
         num_tokens, blocks = len(sequence.ids), sequence.blocks

@@ -26,6 +26,7 @@ from chassis.messages.request import (
     Timings,
     Usage,
 )
+from chassis.messages.sampling import TokenLogprobs
 
 # ---- ownership: events -----------------------------------------------------------------------------
 
@@ -146,6 +147,7 @@ class TokensMade:
     now: float
     request_ids: tuple[RequestId, ...]
     ids: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[RequestId, TokenLogprobs], ...] = ()  # of those that ask: of the first of their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +374,7 @@ class StepReturned:
     epoch: Epoch
     number: int
     token_ids: tuple[int, ...]  # one per sampling row, in row order
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # by place among token_ids, ascending
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ from chassis.messages.pipeline import (
     parse_result,
 )
 from chassis.messages.registry import WorkerEntry
-from chassis.messages.request import Request
 from chassis.ports import Ports
 from chassis.transport.interface import Link, LinkOptions
 
@@ -54,12 +53,14 @@ class RingConfig:
     queue_len_max: int = 128
 
 
-def step_header(plan: StepPlan, request_of: Callable[[RequestId], Request], trace_parent: bytes) -> bytes:
-    """The wire form of a plan: its rows turned into columns."""
+def step_header(
+    plan: StepPlan, start_of: Callable[[RequestId, int], SlotStart], trace_parent: bytes
+) -> bytes:
+    """The wire form of a plan: its rows turned into columns. `start_of`: request, first position."""
     if not plan.rows:
         return build_step(plan.epoch, plan.number, freed_slots=plan.freed_slots, trace_parent=trace_parent)
     request_ids, slots, starts, token_ids, samples, output_index, blocks, fresh = zip(*plan.rows, strict=True)
-    begun = [request_of(request_id) for request_id in compress(request_ids, fresh)] if any(fresh) else ()
+    begun = list(map(start_of, compress(request_ids, fresh), compress(starts, fresh))) if any(fresh) else ()
     return build_step(
         plan.epoch,
         plan.number,
@@ -71,7 +72,7 @@ def step_header(plan: StepPlan, request_of: Callable[[RequestId], Request], trac
         token_ids=list(chain.from_iterable(token_ids)),
         table_lens=list(map(len, blocks)),
         table=list(chain.from_iterable(blocks)),
-        fresh=[SlotStart(request.sampling, request.seed) for request in begun],
+        fresh=begun,
         freed_slots=plan.freed_slots,
         trace_parent=trace_parent,
     )
@@ -253,9 +254,8 @@ class Ring:
                     self.ghosts += 1
                     continue
                 self._on_result(result)
-                self._tell(
-                    StepReturned(loop.time(), result.epoch, result.number, tuple(result.token_ids.tolist()))
-                )
+                token_ids = tuple(result.token_ids.tolist())
+                self._tell(StepReturned(loop.time(), result.epoch, result.number, token_ids, result.logprobs))
         except LinkClosed:
             pass
         except BadMessage as error:

@@ -35,7 +35,9 @@ from batcher.sequence import Clock, Phase, Sequence, Status
 from batcher.stops import End, Stops, advance
 from batcher.waiting import Deadlines
 from chassis.ids import BlockId, Epoch, RequestId
+from chassis.messages.pipeline import SlotStart
 from chassis.messages.request import Reason, Request, Timings, Usage
+from chassis.messages.sampling import TokenLogprobs
 
 Note = Admitted | TokensMade | Ended
 
@@ -374,7 +376,8 @@ class Scheduler:
             else:
                 ended.append((sequence, over))
         if made:
-            self._notes.append(TokensMade(now, tuple(request_ids), tuple(made)))
+            told = _told(flight.rows, event.logprobs) if event.logprobs else ()
+            self._notes.append(TokensMade(now, tuple(request_ids), tuple(made), told))
         for sequence, found in ended:
             self._end(sequence, found.reason, found.byte_cut, now)
         return True
@@ -466,6 +469,10 @@ class Scheduler:
         """Of one that it holds."""
         return self._sequences[request_id].request
 
+    def slot_start(self, request_id: RequestId, start: int) -> SlotStart:
+        """What a fresh row of one that it holds says of its sampling; `start`: its first position."""
+        return self._sequences[request_id].slot_start(start)
+
     def request_ids(self) -> tuple[RequestId, ...]:
         """All it holds, in the order they came."""
         return tuple(self._sequences)
@@ -489,6 +496,18 @@ class Scheduler:
         self._composer.check()
         for sequence in self._sequences.values():
             sequence.check()
+
+
+def _told(
+    rows: Iterable[FlightRow], logprobs: tuple[tuple[int, TokenLogprobs], ...]
+) -> tuple[tuple[RequestId, TokenLogprobs], ...]:
+    """Of the rows that still count, by request."""
+    sampling = [row for row in rows if row[4]]
+    return tuple(
+        (sampling[place][0].request.id, entry)
+        for place, entry in logprobs
+        if sampling[place][0].incarnation == sampling[place][1]
+    )
 
 
 NOTHING = Taken()

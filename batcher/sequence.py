@@ -10,6 +10,7 @@ from enum import Enum
 from batcher.block_hash import BlockHasher
 from batcher.stops import Watch
 from chassis.ids import BlockHash, BlockId, Slot
+from chassis.messages.pipeline import SlotStart
 from chassis.messages.request import Request, Timings, Usage
 
 
@@ -167,6 +168,30 @@ class Sequence:
         self.preemptions = before.preemptions
         self.recomputed_tokens = before.recomputed_tokens
         self.num_written = min(before.num_written, len(self.ids))
+
+    @property
+    def follows(self) -> bool:
+        """Its sampling is a function of the ids so far."""
+        shaping = self.request.sampling.shaping
+        return shaping is not None and shaping.follows
+
+    def slot_start(self, start: int) -> SlotStart:
+        """For a row that begins at position `start`: workers see the ids from there on in steps, and need
+        those before it only where the sampling follows them."""
+        request, sampling = self.request, self.request.sampling
+        if sampling.shaping is None and not request.limits.min_tokens:
+            return SlotStart(sampling, request.seed)
+        follows = self.follows
+        min_tokens, stop_ids = request.limits.min_tokens, self.watch.stop_ids
+        barred = bool(stop_ids) and len(self.ids) - self.prompt_len < min_tokens
+        return SlotStart(
+            sampling,
+            request.seed,
+            prompt_len=self.prompt_len if follows else 0,
+            before=tuple(self.ids[:start]) if follows else (),
+            min_tokens=min_tokens if barred else 0,
+            stop_ids=stop_ids if barred else (),
+        )
 
     def usage(self) -> Usage:
         return Usage(self.prompt_len, self.cached_tokens or 0, len(self.ids) - self.prompt_len)

@@ -53,6 +53,11 @@ class Watch:
         self.length_max = length_max
         self.min_tokens = limits.min_tokens
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end it, once it has min_tokens."""
+        return tuple(sorted(self._stop_ids))
+
     def push(self, token_id: int) -> End | None:
         """Judge the next output id. After an End, push no more."""
         self.length = length = self.length + 1

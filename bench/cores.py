@@ -116,7 +116,7 @@ class Pipe:
         rows = 0
         for plan in plans:
             rows += len(plan.rows)
-            header = step_header(plan, self.core.scheduler.request, self.account.sent(plan, now_ns))
+            header = step_header(plan, self.core.scheduler.slot_start, self.account.sent(plan, now_ns))
             if len(self.headers) < 4096:
                 self.headers.append(header)
             sampled = tuple(97 for row in plan.rows if row.samples)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SLOTS_DEFAULT = 4
-HEADER_BYTES_MAX = 1 << 20
+HEADER_BYTES_MAX = 1 << 24  # a step that starts many long sequences anew carries their ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from batcher.scheduler import Scheduler, SchedulerConfig
 from batcher.sequence import Clock, Phase, Sequence
 from batcher.stops import End, Stops
 from chassis.ids import BlockId, Epoch, GatewayId, RequestId
-from chassis.messages.request import Limits, Reason, Request
+from chassis.messages.request import Limits, Reason, Request, Sampling
 
 VOCAB = 40
 EOS = 39
@@ -56,7 +56,7 @@ def make_request(
         model="toy",
         prompt_ids=tuple(prompt_ids),
         seed=1,
-        sampling=None,  # type: ignore[arg-type]  # the scheduler does not look
+        sampling=Sampling(),
         limits=limits,
         priority=priority,
     )

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from chassis.errors import LinkClosed
-from chassis.transport.interface import Frame, Link, LinkOptions, Transport
+from chassis.transport.interface import HEADER_BYTES_MAX, Frame, Link, LinkOptions, Transport
 from chassis.transport.memory import MemoryNetwork
 from chassis.transport.tcp import SocketTransport
 
@@ -213,7 +213,7 @@ def test_an_oversize_payload_is_refused_and_the_link_stays(backend: str) -> None
         with pytest.raises(ValueError):
             await near.send(b"h", bytes(OPTIONS.slot_bytes + 1))
         with pytest.raises(ValueError):
-            await near.send(bytes((1 << 20) + 1))
+            await near.send(bytes(HEADER_BYTES_MAX + 1))
         await near.send(b"still", b"here")
         assert await receive(far) == (b"still", b"here")
 
@@ -412,7 +412,7 @@ def test_garbage_kills_nothing(backend: str, garbage: bytes) -> None:
     [
         HELLO,  # greeted twice
         prefix(3, 0, (1 << 20) + 1),  # larger than a slot
-        prefix(3, (1 << 20) + 1),
+        prefix(3, HEADER_BYTES_MAX + 1),
         prefix(4, 0, 5),  # a credit with a payload
         prefix(4, 0) * 2000,  # credits from nowhere
         prefix(3, 0) * 4,  # more frames than slots
