@@ -1,0 +1,221 @@
+// Vectors of outputs: what the kernels need of an instruction set, and nothing more, so that one kernel serves all.
+//
+// A lane is an output of the panel. `F` holds floats, `I` 32-bit words, each with four 8-bit codes of consecutive inputs where
+// codes are meant. Every operation is exact or rounds once; `dot` functions are exact integers on every set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define SHOAL_HAS_AVX2 1
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define SHOAL_HAS_AVX512 1
+#include <immintrin.h>
+#endif
+
+#define SHOAL_INLINE inline __attribute__((always_inline))
+
+namespace shoal {
+
+// Compiler vectors of eight: lowered to whatever the processor has, scalars at worst.
+struct PortableLanes {
+    static constexpr int kWidth = 8;
+    static constexpr int kRegisters = 16;
+    typedef float F __attribute__((vector_size(32)));
+    typedef int32_t I __attribute__((vector_size(32)));
+    typedef uint32_t U __attribute__((vector_size(32)));
+    using Pairs = I;  // sums stay at 32 bits
+
+    static SHOAL_INLINE F zero() { return F{}; }
+    static SHOAL_INLINE F load(const float *p) {
+        F v;
+        std::memcpy(&v, p, sizeof v);
+        return v;
+    }
+    static SHOAL_INLINE void store(float *p, F v) { std::memcpy(p, &v, sizeof v); }
+    static SHOAL_INLINE F broadcast(float x) { return F{} + x; }
+    static SHOAL_INLINE F fma(F a, F b, F c) { return a * b + c; }  // two roundings, unless the compiler fuses
+    static SHOAL_INLINE F mul(F a, F b) { return a * b; }
+    static SHOAL_INLINE F add(F a, F b) { return a + b; }
+    static SHOAL_INLINE F halves(const uint8_t *p) {
+        typedef uint16_t Shorts __attribute__((vector_size(16)));
+        Shorts packed;
+        std::memcpy(&packed, p, sizeof packed);
+        const U half = __builtin_convertvector(packed, U), magnitude = half & 0x7fff;
+        // the exponent's bias by an exact product, which makes numbers of subnormals too
+        const F value = (F)(magnitude << 13) * 0x1p112f;
+        const U not_finite = (U)(magnitude >= 0x7c00) & 0x7f800000u;
+        return (F)((U)value | not_finite | (half & 0x8000) << 16);
+    }
+    static SHOAL_INLINE F unsigned_bytes(const uint8_t *p) {
+        typedef uint8_t Bytes __attribute__((vector_size(8)));
+        Bytes bytes;
+        std::memcpy(&bytes, p, sizeof bytes);
+        return __builtin_convertvector(bytes, F);
+    }
+    static SHOAL_INLINE F signed_bytes(const uint8_t *p) {
+        typedef int8_t Bytes __attribute__((vector_size(8)));
+        Bytes bytes;
+        std::memcpy(&bytes, p, sizeof bytes);
+        return __builtin_convertvector(bytes, F);
+    }
+
+    static SHOAL_INLINE I words(const uint8_t *p) {
+        I v;
+        std::memcpy(&v, p, sizeof v);
+        return v;
+    }
+    static SHOAL_INLINE I mask(I a, uint32_t bits) { return a & static_cast<int32_t>(bits); }
+    static SHOAL_INLINE I either(I a, I b) { return a | b; }
+    template <int N>
+    static SHOAL_INLINE I left(I a) {
+        return a << N;
+    }
+    template <int N>
+    static SHOAL_INLINE I right(I a) {
+        return (I)((U)a >> N);
+    }
+    static SHOAL_INLINE I right_by(I a, int n) { return (I)((U)a >> n); }
+    static SHOAL_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
+    static SHOAL_INLINE F as_float(I a) { return (F)a; }
+
+    static SHOAL_INLINE I no_sum() { return I{}; }
+    static SHOAL_INLINE Pairs no_pairs() { return I{}; }
+    static SHOAL_INLINE Pairs dot_unsigned(Pairs sum, I codes, const int8_t *x) {
+        return sum + (codes & 255) * x[0] + ((codes >> 8) & 255) * x[1] + ((codes >> 16) & 255) * x[2] +
+               right<24>(codes) * x[3];
+    }
+    static SHOAL_INLINE I widen(I sum, Pairs pairs) { return sum + pairs; }
+    static SHOAL_INLINE I dot_biased(I sum, I codes, const int8_t *x) {
+        return dot_unsigned(sum, codes, x) - 128 * (x[0] + x[1] + x[2] + x[3]);
+    }
+};
+
+#ifdef SHOAL_HAS_AVX2
+struct Avx2Lanes {
+    static constexpr int kWidth = 8;
+    static constexpr int kRegisters = 16;
+    using F = __m256;
+    using I = __m256i;
+    using Pairs = __m256i;  // sixteen 16-bit sums
+
+    static SHOAL_INLINE F zero() { return _mm256_setzero_ps(); }
+    static SHOAL_INLINE F load(const float *p) { return _mm256_loadu_ps(p); }
+    static SHOAL_INLINE void store(float *p, F v) { _mm256_storeu_ps(p, v); }
+    static SHOAL_INLINE F broadcast(float x) { return _mm256_set1_ps(x); }
+    static SHOAL_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    static SHOAL_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+    static SHOAL_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+    static SHOAL_INLINE F halves(const uint8_t *p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    }
+    static SHOAL_INLINE F unsigned_bytes(const uint8_t *p) {
+        return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+    }
+    static SHOAL_INLINE F signed_bytes(const uint8_t *p) {
+        return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+    }
+
+    static SHOAL_INLINE I words(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+    static SHOAL_INLINE I mask(I a, uint32_t bits) {
+        return _mm256_and_si256(a, _mm256_set1_epi32(static_cast<int>(bits)));
+    }
+    static SHOAL_INLINE I either(I a, I b) { return _mm256_or_si256(a, b); }
+    template <int N>
+    static SHOAL_INLINE I left(I a) {
+        return _mm256_slli_epi32(a, N);
+    }
+    template <int N>
+    static SHOAL_INLINE I right(I a) {
+        return _mm256_srli_epi32(a, N);
+    }
+    static SHOAL_INLINE I right_by(I a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+    static SHOAL_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
+    static SHOAL_INLINE F as_float(I a) { return _mm256_castsi256_ps(a); }
+
+    static SHOAL_INLINE I no_sum() { return _mm256_setzero_si256(); }
+    static SHOAL_INLINE Pairs no_pairs() { return _mm256_setzero_si256(); }
+    static SHOAL_INLINE I four(const int8_t *x) {
+        int word;
+        std::memcpy(&word, x, sizeof word);
+        return _mm256_set1_epi32(word);
+    }
+    static SHOAL_INLINE Pairs dot_unsigned(Pairs sum, I codes, const int8_t *x) {
+        return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, four(x)));
+    }
+    static SHOAL_INLINE I widen(I sum, Pairs pairs) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    // |x| times (w with x's sign): two products of 255 * 127 would not fit 16 bits, two of 128 * 127 do
+    static SHOAL_INLINE I dot_biased(I sum, I codes, const int8_t *x) {
+        const I w = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(0x80)));
+        const I signs = four(x);
+        return widen(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(signs), _mm256_sign_epi8(w, signs)));
+    }
+};
+#endif
+
+#ifdef SHOAL_HAS_AVX512
+struct Avx512Lanes {
+    static constexpr int kWidth = 16;
+    static constexpr int kRegisters = 32;
+    using F = __m512;
+    using I = __m512i;
+    using Pairs = __m512i;  // VNNI sums at 32 bits
+
+    static SHOAL_INLINE F zero() { return _mm512_setzero_ps(); }
+    static SHOAL_INLINE F load(const float *p) { return _mm512_loadu_ps(p); }
+    static SHOAL_INLINE void store(float *p, F v) { _mm512_storeu_ps(p, v); }
+    static SHOAL_INLINE F broadcast(float x) { return _mm512_set1_ps(x); }
+    static SHOAL_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static SHOAL_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static SHOAL_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+    static SHOAL_INLINE F halves(const uint8_t *p) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+    }
+    static SHOAL_INLINE F unsigned_bytes(const uint8_t *p) {
+        return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    }
+    static SHOAL_INLINE F signed_bytes(const uint8_t *p) {
+        return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    }
+
+    static SHOAL_INLINE I words(const uint8_t *p) { return _mm512_loadu_si512(p); }
+    static SHOAL_INLINE I mask(I a, uint32_t bits) {
+        return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(bits)));
+    }
+    static SHOAL_INLINE I either(I a, I b) { return _mm512_or_si512(a, b); }
+    template <int N>
+    static SHOAL_INLINE I left(I a) {
+        return _mm512_slli_epi32(a, N);
+    }
+    template <int N>
+    static SHOAL_INLINE I right(I a) {
+        return _mm512_srli_epi32(a, N);
+    }
+    static SHOAL_INLINE I right_by(I a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+    static SHOAL_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+    static SHOAL_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
+
+    static SHOAL_INLINE I no_sum() { return _mm512_setzero_si512(); }
+    static SHOAL_INLINE Pairs no_pairs() { return _mm512_setzero_si512(); }
+    static SHOAL_INLINE I four(const int8_t *x) {
+        int word;
+        std::memcpy(&word, x, sizeof word);
+        return _mm512_set1_epi32(word);
+    }
+    static SHOAL_INLINE Pairs dot_unsigned(Pairs sum, I codes, const int8_t *x) {
+        return _mm512_dpbusd_epi32(sum, codes, four(x));
+    }
+    static SHOAL_INLINE I widen(I sum, Pairs pairs) { return _mm512_add_epi32(sum, pairs); }
+    static SHOAL_INLINE I dot_biased(I sum, I codes, const int8_t *x) {
+        const I bias = _mm512_dpbusd_epi32(no_sum(), _mm512_set1_epi8(static_cast<char>(0x80)), four(x));
+        return _mm512_sub_epi32(_mm512_dpbusd_epi32(sum, codes, four(x)), bias);
+    }
+};
+#endif
+
+}  // namespace shoal
