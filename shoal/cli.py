@@ -132,7 +132,9 @@ async def _stay_up(plan: Plan) -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    text = arguments.prompt
+    if text == "-":  # what is no UTF-8 is refused where every other value is
+        text = sys.stdin.buffer.read().decode(errors="surrogateescape")
     prompt: Prompt = text
     if arguments.chat:
         system = [("system", arguments.system)] if arguments.system else []

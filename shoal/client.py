@@ -6,12 +6,13 @@ Nothing is retried here. Every failure is a ShoalError with the gateway's own wo
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import FieldDescriptor
 from grpc_health.v1 import health_pb2
 
 from chassis.wire import gateway_pb2 as pb
@@ -19,6 +20,7 @@ from chassis.wire import gateway_pb2_grpc as pb_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 _CALL_TIMEOUT_S = 30.0
+_ERROR_LEN_MAX = 200
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
@@ -101,33 +103,68 @@ Prompt = str | Messages | Sequence[int]  # raw text, a chat, or token ids
 
 
 def build_generate(prompt: Prompt, params: Params) -> pb.GenerateRequest:
-    """The request for a raw prompt (str), a chat ((role, content) pairs) or token ids (ints)."""
-    request = pb.GenerateRequest(
-        model=params.model,
-        min_tokens=params.min_tokens,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        timeout_ms=params.timeout_ms,
-        resume_window_s=params.resume_window_s,
-        client_key=params.client_key,
-    )
-    for name in ("temperature", "top_k", "top_p", "seed", "max_tokens", "priority"):
-        value = getattr(params, name)
+    """The request for a raw prompt (str), a chat ((role, content) pairs) or token ids (ints).
+
+    Raises ShoalError for a value that the message cannot carry."""
+    request = pb.GenerateRequest()
+    for field in fields(params):
+        value = getattr(params, field.name)
         if value is not None:
-            setattr(request, name, value)
+            _set(request, field.name, value)
     if isinstance(prompt, str):
-        request.prompt = prompt
+        _set(request, "prompt", prompt)
     elif prompt and isinstance(prompt[0], tuple):
-        request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]
+        _chat(request.chat, prompt)  # type: ignore[arg-type]
     else:
-        request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+        _set(request.token_ids, "ids", prompt, "token_ids")
         request.token_ids.SetInParent()
     return request
 
 
-def _chat(messages: Messages) -> pb.Chat:
-    return pb.Chat(turns=[pb.Turn(role=role, content=content) for role, content in messages])
+def _chat(chat: pb.Chat, messages: Messages) -> None:
+    for i, (role, content) in enumerate(messages):
+        turn = chat.turns.add()
+        _set(turn, "role", role, f"chat.turns[{i}].role")
+        _set(turn, "content", content, f"chat.turns[{i}].content")
+
+
+def _set(message: Any, name: str, value: Any, called: str = "") -> None:
+    """Raises ShoalError, as the gateway would say it, for what has no place in the field."""
+    try:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            setattr(message, name, value)
+        else:
+            getattr(message, name).extend(value)
+    except UnicodeEncodeError:
+        raise ShoalError("INVALID_ARGUMENT", f"{called or name}: not valid Unicode") from None
+    except ValueError:
+        bits = 64 if message.DESCRIPTOR.fields_by_name[name].type == FieldDescriptor.TYPE_UINT64 else 32
+        limit = f"{called or name}: {value}; 0 to {2**bits - 1}"
+        raise ShoalError("INVALID_ARGUMENT", limit[:_ERROR_LEN_MAX]) from None
+
+
+def _resume(request_id: str, output_ids: Sequence[int]) -> pb.ResumeRequest:
+    request = pb.ResumeRequest()
+    _set(request, "request_id", request_id)
+    _set(request, "output_ids", output_ids)
+    return request
+
+
+def _cancel(request_id: str) -> pb.CancelRequest:
+    request = pb.CancelRequest()
+    _set(request, "request_id", request_id)
+    return request
+
+
+def _tokenize(text: str | Messages, model: str) -> pb.TokenizeRequest:
+    request = pb.TokenizeRequest()
+    _set(request, "model", model)
+    if isinstance(text, str):
+        _set(request, "prompt", text)
+    else:
+        _chat(request.chat, text)
+        request.chat.SetInParent()
+    return request
 
 
 def _event(message: pb.GenerateEvent) -> Event | None:
@@ -164,12 +201,6 @@ def _model(m: pb.Model) -> Model:
     return Model(m.name, m.digest, m.context_len_max, m.vocab_size, m.chat)
 
 
-def _tokenize(text: str | Messages, model: str) -> pb.TokenizeRequest:
-    if isinstance(text, str):
-        return pb.TokenizeRequest(model=model, prompt=text)
-    return pb.TokenizeRequest(model=model, chat=_chat(text))
-
-
 class Client:
     """Blocking. Usable from several threads; close it, or use it in a `with`."""
 
@@ -184,10 +215,10 @@ class Client:
 
     def resume(self, request_id: str, output_ids: Sequence[int]) -> Iterator[Event]:
         """What comes after the output ids already held. Raises ShoalError."""
-        return self._events(self._stub.Resume(pb.ResumeRequest(request_id=request_id, output_ids=output_ids)))
+        return self._events(self._stub.Resume(_resume(request_id, output_ids)))
 
     def cancel(self, request_id: str) -> None:
-        self._call(self._stub.Cancel, pb.CancelRequest(request_id=request_id))
+        self._call(self._stub.Cancel, _cancel(request_id))
 
     def models(self) -> list[Model]:
         return [_model(m) for m in self._call(self._stub.ListModels, pb.ListModelsRequest()).models]
@@ -237,7 +268,7 @@ class AsyncClient:
 
     def resume(self, request_id: str, output_ids: Sequence[int]) -> AsyncIterator[Event]:
         """What comes after the output ids already held. Raises ShoalError."""
-        return self._events(self._stub.Resume(pb.ResumeRequest(request_id=request_id, output_ids=output_ids)))
+        return self._events(self._stub.Resume(_resume(request_id, output_ids)))
 
     async def serving(self) -> bool:
         """Whether the gateway says that it is healthy. Raises ShoalError when it says nothing."""
@@ -250,7 +281,7 @@ class AsyncClient:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def cancel(self, request_id: str) -> None:
-        await self._call(self._stub.Cancel, pb.CancelRequest(request_id=request_id))
+        await self._call(self._stub.Cancel, _cancel(request_id))
 
     async def models(self) -> list[Model]:
         reply = await self._call(self._stub.ListModels, pb.ListModelsRequest())

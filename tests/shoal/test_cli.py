@@ -1,5 +1,6 @@
 """What the words of the command become; that they are understood at the other end is for tests/e2e."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,3 +67,13 @@ def test_the_environment_names_a_broker_and_a_flag_another(monkeypatch: pytest.M
     monkeypatch.setenv("SHOAL_NATS_URL", "nats://env:1")
     assert plan_of().nats_url == "nats://env:1"
     assert plan_of("--nats", "nats://flag:1").nats_url == "nats://flag:1"
+
+
+@pytest.mark.parametrize("words", [["\udcff"], ["hi", "--seed", "-1"], ["-"]])
+def test_what_cannot_be_sent_is_said_in_one_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"fine \xff"), encoding="utf-8"))
+    assert cli.main(["generate", *words, "--address", "127.0.0.1:1"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("shoal: INVALID_ARGUMENT: ")

@@ -12,7 +12,7 @@ import pytest
 from chassis.wire import gateway_pb2 as pb
 from chassis.wire import gateway_pb2_grpc as pb_grpc
 from shoal import Accepted, AsyncClient, Client, Delta, Finished, Params, ShoalError
-from shoal.client import Model, build_generate
+from shoal.client import Model, Prompt, build_generate
 
 EVENTS = [
     pb.GenerateEvent(accepted=pb.Accepted(request_id="r", prompt_tokens=3, seed=2**64 - 1)),
@@ -131,3 +131,40 @@ def test_what_is_not_said_is_not_sent() -> None:
     assert said.chat.turns[0] == pb.Turn(role="user", content="hi")
     assert build_generate([1, 2], Params()).token_ids.ids == [1, 2]
     assert build_generate([], Params()).WhichOneof("input") == "token_ids"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "said"),
+    [
+        ("\udcff", Params(), "prompt: not valid Unicode"),
+        ([("user", "a"), ("user", "\udcff")], Params(), "chat.turns[1].content: not valid Unicode"),
+        ([("\udcff", "a")], Params(), "chat.turns[0].role: not valid Unicode"),
+        ("p", Params(stop=("\udcff",)), "stop: not valid Unicode"),
+        ("p", Params(model="\udcff"), "model: not valid Unicode"),
+        ([-1], Params(), "token_ids: [-1]; 0 to 4294967295"),
+        ("p", Params(top_k=-1), "top_k: -1; 0 to 4294967295"),
+        ("p", Params(max_tokens=2**32), "max_tokens: 4294967296; 0 to 4294967295"),
+        ("p", Params(seed=-1), "seed: -1; 0 to 18446744073709551615"),
+        ("p", Params(seed=2**64), "seed: 18446744073709551616; 0 to 18446744073709551615"),
+        ("p", Params(timeout_ms=-1), "timeout_ms: -1; 0 to 4294967295"),
+    ],
+)
+def test_what_a_message_cannot_carry_is_refused_by_field_and_limit(
+    prompt: Prompt, params: Params, said: str
+) -> None:
+    with pytest.raises(ShoalError) as refused:
+        build_generate(prompt, params)
+    assert (refused.value.code, refused.value.message) == ("INVALID_ARGUMENT", said)
+
+
+def test_the_other_calls_refuse_it_too() -> None:
+    with Client("127.0.0.1:1") as client:
+        for call in (
+            lambda: list(client.resume("\udcff", [])),
+            lambda: list(client.resume("r", [-1])),
+            lambda: client.cancel("\udcff"),
+            lambda: client.tokenize("\udcff"),
+            lambda: client.tokenize([("user", "\udcff")]),
+        ):
+            with pytest.raises(ShoalError, match="INVALID_ARGUMENT"):
+                call()
