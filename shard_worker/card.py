@@ -15,7 +15,7 @@ from chassis.messages.card import ModelCard, build_card, strips_leading_space, t
 from shard_worker.executor import LoadFailed
 from shard_worker.gguf_file import GgufCheckpoint
 from shard_worker.hf_dir import HfCheckpoint, read_json
-from shard_worker.model.config import eos_ids_from_hf
+from shard_worker.model.hf_config import eos_ids_from_hf
 
 T = TypeVar("T")
 CONTROL, USER_DEFINED = 3, 4  # token types of GGUF

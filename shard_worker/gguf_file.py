@@ -17,7 +17,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from shard_worker.executor import LoadFailed
 from shard_worker.formats import FORMAT_OF, numbers_of
-from shard_worker.model.config import ModelConfig, config_from_gguf
+from shard_worker.gguf_names import INTERLEAVED, gguf_name, hf_name
+from shard_worker.model.config import ModelConfig
+from shard_worker.model.gguf_config import FACTOR_TENSORS, config_from_gguf
 from shard_worker.model.stage_weights import F32, U8, StoredMatrix, WeightFormat
 
 MAGIC = b"GGUF"
@@ -28,24 +30,6 @@ STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 U64 = struct.Struct("<Q")
 U32 = struct.Struct("<I")
-
-# Hugging Face names, which the models use, and GGUF's.
-OUTSIDE = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-INSIDE = {
-    "input_layernorm.weight": "attn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,20 +176,21 @@ class GgufCheckpoint:
         tensors = self.file.tensors
         if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
             raise LoadFailed(f"{path}: no token_embd.weight of two dimensions")
-        factors = None
-        if "rope_freqs.weight" in tensors:
-            factors = (
-                self._numbers("rope_freqs.weight", self.file.packed("rope_freqs.weight")).flatten().tolist()
-            )
+        factors = {
+            name: tuple(self._numbers(name, self.file.packed(name)).flatten().tolist())
+            for name in FACTOR_TENSORS
+            if name in tensors
+        }
         try:
             self.config: ModelConfig = config_from_gguf(
                 self.metadata,
                 vocab_size=tensors["token_embd.weight"].shape[0],
                 tied_head="output.weight" not in tensors,
-                rope_factors=factors,
+                factors=factors,
             )
         except LoadFailed as error:
             raise LoadFailed(f"{path}: {error}") from None
+        self._architecture = str(self.metadata["general.architecture"])
 
     @property
     def metadata(self) -> Mapping[str, object]:
@@ -214,6 +199,11 @@ class GgufCheckpoint:
     @property
     def content_paths(self) -> tuple[Path, ...]:
         return (self.path,)
+
+    def names_under(self, prefix: str) -> list[str]:
+        """Of the tensors in layers whose names begin so."""
+        names = [hf_name(self._architecture, name) for name in self.file.tensors if name.startswith("blk.")]
+        return [name for name in names if name.startswith(prefix)]
 
     @property
     def layers_found(self) -> int:
@@ -235,22 +225,16 @@ class GgufCheckpoint:
 
     def _rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[str, U8]:
         """The file's own name of a tensor, and its rows in Hugging Face's order. Raises LoadFailed."""
-        own = self._own_name(name)
+        own = gguf_name(self._architecture, name)
         info = self.file.tensors.get(own)
         if info is None:
             raise LoadFailed(f"{self.path}: no tensor {own}")
         if info.shape != shape:
             raise LoadFailed(f"{self.path}: {own} has shape {info.shape}, the configuration says {shape}")
         packed = self.file.packed(own)
-        if own.endswith(("attn_q.weight", "attn_k.weight")):
+        if self._architecture in INTERLEAVED and own.endswith(("attn_q.weight", "attn_k.weight")):
             packed = self._rows_as_halves(packed)
         return own, packed
-
-    def _own_name(self, name: str) -> str:
-        if name in OUTSIDE:
-            return OUTSIDE[name]
-        _, _, layer, inside = name.split(".", 3)
-        return f"blk.{layer}.{INSIDE.get(inside, inside)}"
 
     def _rows_as_halves(self, packed: U8) -> U8:
         """GGUF interleaves the two halves of each head of Q and K for its rotary kernel; undone here."""

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from shard_worker.executor import LoadFailed
-from shard_worker.model.config import ModelConfig, config_from_hf
+from shard_worker.model.config import ModelConfig
+from shard_worker.model.hf_config import config_from_hf
 from shard_worker.model.stage_weights import StoredMatrix, WeightFormat
 from shard_worker.safetensors_file import SafetensorsFile
 
@@ -100,6 +101,10 @@ class HfCheckpoint:
                 raise LoadFailed(f"{file.path}: {min(twice)} is in {found[min(twice)].path.name} too")
             found |= dict.fromkeys(file.tensors, file)
         return found
+
+    def names_under(self, prefix: str) -> list[str]:
+        """Of all tensors whose names begin so."""
+        return [name for name in self._file_of if name.startswith(prefix)]
 
     @property
     def layers_found(self) -> int:

@@ -38,6 +38,9 @@ class Checkpoint(Protocol):
     def content_paths(self) -> tuple[Path, ...]:
         """The files that the weights are made of, in a fixed order."""
 
+    def names_under(self, prefix: str) -> list[str]:
+        """Of all tensors whose names begin so."""
+
     def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
         """Of exactly this shape, as it lies in the file; a view where that can be. Raises LoadFailed."""
 
@@ -102,7 +105,7 @@ def digest_of(checkpoint: Checkpoint, cache_dir: Path | None = None) -> str:
         known = "".join(
             f"{p.resolve()}\0{s.st_size}\0{s.st_mtime_ns}\0" for p, s in zip(paths, stats, strict=True)
         )
-        folder = cache_dir or _user_cache_dir()
+        folder = cache_dir or user_cache_dir() / "digests"
         note = folder / hashlib.sha256(known.encode("utf-8", "surrogateescape")).hexdigest()
         kept = _read_note(note)
         if kept is not None:
@@ -125,9 +128,9 @@ def _hash_file(path: Path, total: "hashlib._Hash") -> None:
             total.update(buffer[:size])
 
 
-def _user_cache_dir() -> Path:
+def user_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shoal" / "digests"
+    return (Path(base) if base else Path.home() / ".cache") / "shoal"
 
 
 def _read_note(note: Path) -> str | None:

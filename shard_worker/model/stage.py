@@ -35,4 +35,4 @@ class Stage(Protocol):
         """
 
     def logits(self, tokens: I64) -> torch.Tensor:
-        """[k, vocab_size] of the last run's tokens at these places; on the last stage; until the next call."""
+        """[k, vocab_size] of the last run's tokens at these places, until the next; on the last stage."""

@@ -1,4 +1,4 @@
-"""What one stage computes, for whoever computes it: its matrices as they are stored, its norms, its options.
+"""Pure. What one stage computes, whoever computes it: matrices as they are stored, norms, options.
 
 A family (one file each) turns a checkpoint's tensors into this; the torch stage and the native one run it.
 What a family can fold into numbers is folded: a norm that scales by (1 + w) comes as that sum in float32.

@@ -4,7 +4,7 @@ Matrices stay as they are stored, norms and biases become float32.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,13 @@ class TensorSource(Protocol):
     """What families need of a checkpoint (`weights.Checkpoint`): Hugging Face's names, rows are outputs."""
 
     @property
+    def path(self) -> Path: ...
+
+    @property
     def config(self) -> ModelConfig: ...
+
+    def names_under(self, prefix: str) -> list[str]:
+        """Of all tensors whose names begin so."""
 
     def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
         """As it is stored, of exactly this shape. Raises LoadFailed."""
@@ -27,29 +33,32 @@ class TensorSource(Protocol):
         """A float tensor of exactly this shape. Raises LoadFailed."""
 
 
-@dataclass(frozen=True, slots=True)
 class TensorReader:
-    """Reads tensors whose names begin with `prefix`. Methods raise LoadFailed."""
+    """Reads tensors whose names begin with `prefix`, and remembers which. Methods raise LoadFailed."""
 
-    checkpoint: TensorSource
-    prefix: str
+    def __init__(self, checkpoint: TensorSource, prefix: str) -> None:
+        self.checkpoint, self.prefix = checkpoint, prefix
+        self.read: set[str] = set()
 
     def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
-        return self.checkpoint.matrix(f"{self.prefix}{name}.weight", (outputs, inputs))
+        full = f"{self.prefix}{name}.weight"
+        self.read.add(full)
+        return self.checkpoint.matrix(full, (outputs, inputs))
 
     def linear(self, parts: Sequence[tuple[str, int]], inputs: int, biased: bool = False) -> Linear:
         """One map out of those of (name, outputs), which have the same input."""
         matrices = tuple(self.matrix(name, outputs, inputs) for name, outputs in parts)
         bias = None
         if biased:
-            bias = np.concatenate([self.vector(f"{name}.bias", outputs) for name, outputs in parts])
+            bias = np.concatenate([self._vector(f"{name}.bias", outputs) for name, outputs in parts])
         return Linear(matrices, bias)
 
-    def norm(self, name: str, size: int, offset: float = 0.0) -> F32:
-        """`offset`: what the family adds to the stored weight."""
-        weight = self.vector(f"{name}.weight", size)
-        return weight + np.float32(offset) if offset else weight
+    def norm(self, name: str, size: int) -> F32:
+        """What a norm scales by: the stored weight, plus one where the family says so."""
+        return self._vector(f"{name}.weight", size) + np.float32(self.checkpoint.config.norm_offset)
 
-    def vector(self, name: str, size: int) -> F32:
-        tensor = self.checkpoint.tensor(f"{self.prefix}{name}", (size,))
+    def _vector(self, name: str, size: int) -> F32:
+        full = f"{self.prefix}{name}"
+        self.read.add(full)
+        tensor = self.checkpoint.tensor(full, (size,))
         return np.ascontiguousarray(tensor.to(torch.float32).numpy())

@@ -9,14 +9,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from tokenizers import Tokenizer
 
-from shard_worker.gguf_file import INSIDE, OUTSIDE
-
-
-def own_name(name: str) -> str:
-    if name in OUTSIDE:
-        return OUTSIDE[name]
-    _, _, layer, inside = name.split(".", 3)
-    return f"blk.{layer}.{INSIDE[inside]}"
+from shard_worker.gguf_names import gguf_name
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -57,7 +50,7 @@ def write(
         if "k_proj" in name:
             weight = interleave(weight, config.num_key_value_heads)
         stored = GGMLQuantizationType.F32 if weight.ndim == 1 else kind
-        writer.add_tensor(own_name(name), quantize(weight, stored), raw_dtype=stored)
+        writer.add_tensor(gguf_name("llama", name), quantize(weight, stored), raw_dtype=stored)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()

@@ -32,6 +32,24 @@ LLAMA = {
 }
 
 
+SMALL_VOCAB = 80
+SMALL = {
+    "vocab_size": SMALL_VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+HEAD_DIM_TOLD = ("llama", "mistral", "qwen3", "gemma2", "gemma3_text")  # the others divide
+
+
 @cache
 def transformers() -> Any:
     with warnings.catch_warnings():
@@ -61,6 +79,25 @@ def make(path: Path, model_type: str = "llama", seed: int = 0, **changes: object
                     weight.normal_(0, 0.3)
         model.save_pretrained(path, max_shard_size=changes.get("max_shard_size", "5GB"))
     save_tokenizer(path)
+    return model
+
+
+def make_small(path: Path, model_type: str, seed: int = 0, **changes: object) -> Any:
+    """A model of any family, without a tokenizer: as small as may be, for what is tried on many."""
+    hf = transformers()
+    settings = SMALL | ({"head_dim": 8} if model_type in HEAD_DIM_TOLD else {}) | changes
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = hf.AutoConfig.for_model(model_type, **settings)
+        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "norm" in name:
+                    weight.uniform_(*((-0.5, 0.5) if "gemma" in model_type else (0.5, 1.5)))
+                if name.endswith("bias"):
+                    weight.normal_(0, 0.3)
+        model.save_pretrained(path)
     return model
 
 
