@@ -882,6 +882,16 @@ def test_deadline_and_a_second_cancels() -> None:
     assert desk.wait(0.2) == [Tell(None, "m", CancelAsk(R, "deadline"))]
 
 
+def test_deadline_of_a_resumed_request_counts_from_when_it_was_stored() -> None:
+    desk = Desk()
+    desk.resume()
+    desk.read(None)
+    desk.message(replace(PLAIN, timeout_ms=2000))  # stored half a second ago
+    late = Tell(None, "m", CancelAsk(R, "deadline"))
+    assert late not in desk.wait(2.4)
+    assert late in desk.wait(0.2)
+
+
 def test_client_gone_without_window_is_a_cancel() -> None:
     desk = Desk().opened()
     desk.chunk(A, part(1, (5,)))
