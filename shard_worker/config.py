@@ -13,7 +13,9 @@ class Config:
     repository: str = ""  # folder of models with versions; empty: in the user's data folder
     dtype: Literal["float32", "bfloat16"] = "float32"
     quantize: Literal["none", "keep", "int8", "int4"] = "none"  # keep: as packed in the file; none: expanded
+    engine: Literal["auto", "native", "torch"] = "auto"  # native: compiled code; auto: where it runs the model
     threads: int = 1  # of one forward pass
+    measure_costs: bool = True  # of layers and head, once a machine: stages share layers by time
     kv_memory_mb: int = 512
     num_blocks: int | None = None  # instead of kv_memory_mb
     digest_cache_dir: str = ""  # empty: the user's cache folder

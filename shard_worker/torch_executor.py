@@ -1,4 +1,4 @@
-"""Runs the layers of one stage with torch: the executor for real models.
+"""Runs the layers of one stage: the executor for real models, over compiled code or torch (`engine`).
 
 Weights and KV memory stay resident while the layer range stays the same. Only rows that sample go through
 the head. Calls block and come from one thread at a time; the number of threads torch may use is fixed at
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from chassis import log
 from shard_worker import kv_tensors, sampler
 from shard_worker.attention.cpu import CpuAttention
 from shard_worker.attention.interface import Attention, LayerKv
@@ -21,9 +22,13 @@ from shard_worker.model.config import ModelConfig
 from shard_worker.model.families import stage_weights
 from shard_worker.model.layers import DTYPES, precision_of
 from shard_worker.model.stage import Stage, StageMemory
+from shard_worker.model.stage_weights import StageWeights
 from shard_worker.model.torch_stage import TorchStage
+from shard_worker.native import library
+from shard_worker.native_stage import NativeStage, unsupported
 from shard_worker.weights import Checkpoint, digest_of, find_model, model_name, open_checkpoint
 
+ENGINES = ("auto", "native", "torch")
 NUM_BLOCKS_MAX = 1 << 24
 NO_BYTES = memoryview(b"")
 NO_IDS = np.empty(0, np.uint32)
@@ -36,6 +41,7 @@ class EngineConfig:
     repository: str = ""  # folder of models with versions; empty: in the user's data folder
     dtype: str = "float32"  # or bfloat16
     quantize: str = "none"  # or keep, int8, int4: see `formats.prepared`
+    engine: str = "auto"  # or native, torch; auto: native where it can be had and runs the model
     threads: int = 1
     kv_memory_mb: int = 512
     num_blocks: int | None = None  # instead of kv_memory_mb
@@ -65,12 +71,15 @@ class TorchExecutor:
             raise LoadFailed(f"dtype {config.dtype!r} is not one of {', '.join(DTYPES)}")
         if config.quantize not in QUANTIZE:
             raise LoadFailed(f"quantize {config.quantize!r} is not one of {', '.join(QUANTIZE)}")
+        if config.engine not in ENGINES:
+            raise LoadFailed(f"engine {config.engine!r} is not one of {', '.join(ENGINES)}")
         torch.set_num_threads(config.threads)
         path = find_model(config.model, Path(config.repository) if config.repository else None)
         self._config = config
         self._checkpoint = open_checkpoint(path)
         self._precision = precision_of(DTYPES[config.dtype])
         self._attention: Attention = attention or CpuAttention()
+        self._given_attention = attention is not None
         self._resident: _Resident | None = None
         self._spec: StageSpec | None = None
         model = self._checkpoint.config
@@ -111,35 +120,63 @@ class TorchExecutor:
 
     def _take_memory(self, spec: StageSpec) -> None:
         """Raises LoadFailed; then nothing is resident."""
-        model, num_layers = self._checkpoint.config, spec.end_layer - spec.first_layer
-        compute = self._precision.compute
-        block_bytes = kv_tensors.bytes_per_block(model, num_layers, spec.block_size_tokens, compute)
-        num_blocks = self._config.num_blocks or (self._config.kv_memory_mb << 20) // block_bytes
-        if not 0 < num_blocks <= NUM_BLOCKS_MAX:
-            raise LoadFailed(
-                f"kv_memory_mb = {self._config.kv_memory_mb}: {num_blocks} blocks of {block_bytes} bytes"
-            )
         old, stage = self._resident, None
         if old is not None and (old.first_layer, old.end_layer) == (spec.first_layer, spec.end_layer):
             stage = old.stage
         del old
         self._resident = None  # what is replaced goes before the new is taken
+        model, num_layers = self._checkpoint.config, spec.end_layer - spec.first_layer
         try:
             with torch.inference_mode():
                 stage = stage or self._make_stage(spec)
-            kv = kv_tensors.allocate(model, num_layers, num_blocks, spec.block_size_tokens, compute)
+            form = kv_tensors.KvForm(self._precision.compute)
+            if isinstance(stage, NativeStage):
+                form = stage.kv_form
+            num_blocks = self._num_blocks(spec, form)
+            kv = kv_tensors.allocate(model, num_layers, num_blocks, spec.block_size_tokens, form)
         except (MemoryError, RuntimeError) as error:
-            raise LoadFailed(f"{num_layers} layers and {num_blocks} blocks: {error}") from None
+            raise LoadFailed(f"{num_layers} layers and their KV memory: {error}") from None
         self._resident = _Resident(
             spec.first_layer, spec.end_layer, spec.block_size_tokens, stage, kv, num_blocks
         )
 
+    def _num_blocks(self, spec: StageSpec, form: kv_tensors.KvForm) -> int:
+        """Raises LoadFailed."""
+        num_layers = spec.end_layer - spec.first_layer
+        block_bytes = kv_tensors.bytes_per_block(
+            self._checkpoint.config, num_layers, spec.block_size_tokens, form
+        )
+        num_blocks = self._config.num_blocks or (self._config.kv_memory_mb << 20) // block_bytes
+        if not 0 < num_blocks <= NUM_BLOCKS_MAX:
+            raise LoadFailed(
+                f"kv_memory_mb = {self._config.kv_memory_mb}: {num_blocks} blocks of {block_bytes} bytes"
+            )
+        return num_blocks
+
     def _make_stage(self, spec: StageSpec) -> Stage:
         """Raises LoadFailed."""
         weights = stage_weights(self._checkpoint, spec.first_layer, spec.end_layer)
+        if (native := self._native_stage(weights)) is not None:
+            return native
         if self._config.quantize in BITS:
             weights = prepared_stage(weights, self._config.dtype, self._config.quantize)
         return TorchStage(weights, self._precision, self._attention)
+
+    def _native_stage(self, weights: StageWeights) -> NativeStage | None:
+        """None: torch is to compute. Raises LoadFailed."""
+        config = self._config
+        if config.engine == "torch" or self._given_attention:
+            return None
+        compiled, reason = library.native(), unsupported(weights)
+        if compiled is not None and reason is None:
+            return NativeStage(
+                weights, compiled, dtype=config.dtype, quantize=config.quantize, threads=config.threads
+            )
+        reason = reason or "there is no compiled code"
+        if config.engine == "native":
+            raise LoadFailed(f"engine native: {reason}")
+        log.info("torch computes", reason=reason)
+        return None
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         spec, resident = self._spec, self._resident

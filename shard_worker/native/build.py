@@ -1,0 +1,170 @@
+"""Builds the compiled code at first use and keeps it: a worker's next start only loads it.
+
+The result is kept in the user's cache folder under a digest of all that decides it: sources, flags, and what
+the compiler says of itself and of the processor. Who starts at the same time waits for the one that builds; a
+file appears whole or not at all. Without a compiler, with SHOAL_NATIVE=0, or when a build fails, there is
+none, and torch computes instead.
+"""
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chassis import log
+
+SOURCES = Path(__file__).parent
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fno-math-errno",
+    "-ffp-contract=off",  # a sum has the same bits wherever the compiler inlines it
+    "-fPIC",
+    "-fvisibility=default",
+    "-Wno-psabi",
+)
+LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,defs")  # what is missing shows now, not at load
+COMPILERS = ("g++", "c++", "clang++")
+COMPILE_TIMEOUT_S = 300
+PROBE_TIMEOUT_S = 20
+KEPT_MAX = 8  # builds in the cache folder; the oldest go
+
+
+class BuildFailed(Exception):
+    """There is no library; the message says why."""
+
+
+def enabled() -> bool:
+    return os.environ.get("SHOAL_NATIVE", "1") != "0"
+
+
+def library_path(cache_dir: Path | None = None) -> Path | None:
+    """The compiled library, built if need be; None if there is none. Logs what it did."""
+    if not enabled():
+        return None
+    try:
+        return _built(cache_dir or _user_cache_dir())
+    except BuildFailed as error:
+        log.warning("no compiled stage", error=str(error))
+        return None
+
+
+def find_compiler() -> str:
+    """$CXX, else the first of the usual ones. Raises BuildFailed."""
+    named = os.environ.get("CXX")
+    for name in (named,) if named else COMPILERS:
+        if found := shutil.which(name):
+            return found
+    raise BuildFailed(f"no C++ compiler: {named or ', '.join(COMPILERS)} not found")
+
+
+def digest_of(compiler: str, sources: Path = SOURCES) -> str:
+    """Of all that decides the library's bytes. The compiler's predefined macros name it and the processor."""
+    total = hashlib.sha256("\0".join(FLAGS + LINK_FLAGS).encode())
+    total.update(_run([compiler, *FLAGS, "-E", "-dM", "-x", "c++", os.devnull], PROBE_TIMEOUT_S))
+    for path in sorted([*sources.glob("*.cpp"), *sources.glob("*.h")]):
+        content = path.read_bytes()
+        total.update(f"\0{path.name}\0{len(content)}\0".encode())
+        total.update(content)
+    return total.hexdigest()
+
+
+def _built(cache_dir: Path) -> Path:
+    compiler = find_compiler()
+    target = cache_dir / f"{digest_of(compiler)}.so"
+    if target.exists():
+        return target
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _turn(cache_dir / "lock"):
+            if not target.exists():
+                _build(compiler, target)
+                _prune(cache_dir, target)
+    except OSError as error:
+        raise BuildFailed(f"{cache_dir}: {error}") from None
+    return target
+
+
+@functools.cache
+def _user_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shoal" / "native"
+
+
+@contextmanager
+def _turn(lock: Path) -> Iterator[None]:
+    """One builder at a time; the system lets go of a lock whose holder died."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(compiler: str, target: Path) -> None:
+    started = time.monotonic()
+    log.info("compiling the stage", compiler=compiler)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        partial = Path(folder)
+        objects = _compiled(compiler, partial)
+        library = partial / "library.so"
+        _run([compiler, *LINK_FLAGS, "-o", str(library), *map(str, objects)], COMPILE_TIMEOUT_S)
+        os.replace(library, target)
+    log.info("compiled the stage", took_s=round(time.monotonic() - started, 1), library=str(target))
+
+
+def _compiled(compiler: str, folder: Path) -> list[Path]:
+    """All sources at once, as far as there are cores. Raises BuildFailed."""
+    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size)
+    objects = [folder / f"{path.stem}.o" for path in sources]
+    waiting = [
+        [compiler, *FLAGS, "-c", str(source), "-o", str(made)]
+        for source, made in zip(sources, objects, strict=True)
+    ]
+    at_once = max(1, os.cpu_count() or 1)
+    running: list[subprocess.Popen[bytes]] = []
+    deadline = time.monotonic() + COMPILE_TIMEOUT_S
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(subprocess.Popen(waiting.pop(0), stderr=subprocess.PIPE))
+            first = running[0]
+            _, errors = first.communicate(timeout=max(0.0, deadline - time.monotonic()))
+            running.remove(first)
+            if first.returncode:
+                raise BuildFailed(f"{' '.join(map(str, first.args))}: {_tail(errors)}")  # type: ignore[arg-type]
+    except subprocess.TimeoutExpired:
+        raise BuildFailed(f"compiling took over {COMPILE_TIMEOUT_S} s") from None
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    return objects
+
+
+def _run(command: list[str], timeout_s: float) -> bytes:
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildFailed(f"{command[0]}: {error}") from None
+    if done.returncode:
+        raise BuildFailed(f"{' '.join(command)}: {_tail(done.stderr)}")
+    return done.stdout
+
+
+def _tail(errors: bytes) -> str:
+    return errors.decode(errors="replace").strip()[-2000:]
+
+
+def _prune(cache_dir: Path, newest: Path) -> None:
+    """A library that is still loaded elsewhere stays mapped there."""
+    builds = sorted(cache_dir.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in builds[KEPT_MAX:]:
+        if path != newest:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,449 @@
+// The layer loop. All threads of the pool walk it together and meet at a barrier between its phases.
+//
+// Two ways to share out a step, with the same numbers: few tokens share out the outputs of each product, so that a
+// weight is read by one thread once; many tokens share out blocks of rows, which a thread takes from the attention's
+// sums through the rest of the layer and the next one's queries, keys and values without meeting anyone.
+#include "stage.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "attention.h"
+#include "barrier.h"
+#include "ops.h"
+
+namespace {
+
+using namespace shoal;
+
+constexpr int64_t BLOCK_ROWS = 64;       // rows that a thread takes at once
+constexpr int64_t PIECES_A_THREAD = 4;   // of a product's outputs: who is interrupted leaves the rest to others
+constexpr int64_t ALIGNMENT = 64;
+
+struct Map {
+    std::vector<const shoal_linear *> matrices;
+    const float *bias = nullptr;
+    int64_t outputs = 0;
+
+    Map() = default;
+
+    explicit Map(const shoal_map &map) : matrices(map.matrices, map.matrices + map.count), bias(map.bias) {
+        for (const shoal_linear *matrix : matrices) outputs += shoal_linear_outputs(matrix);
+    }
+
+    size_t scratch_bytes(int64_t rows) const {
+        size_t most = 0;
+        for (const shoal_linear *matrix : matrices) most = std::max(most, shoal_linear_scratch_bytes(matrix, rows));
+        return most;
+    }
+
+    void run(bool int8, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy, int64_t part, int64_t parts,
+             void *scratch) const {
+        int64_t at = 0;
+        for (const shoal_linear *matrix : matrices) {
+            (int8 ? shoal_linear_run_int8 : shoal_linear_run)(matrix, x, ldx, rows, y + at, ldy, bias ? bias + at : nullptr,
+                                                              (int)part, (int)parts, scratch);
+            at += shoal_linear_outputs(matrix);
+        }
+    }
+};
+
+struct Layer {
+    shoal_layer norms;  // and options
+    Map qkv, out, gate_up, down;
+
+    explicit Layer(const shoal_layer &layer)
+        : norms(layer), qkv(layer.qkv), out(layer.out), gate_up(layer.gate_up), down(layer.down) {}
+};
+
+struct Free {
+    void operator()(void *p) const { ::operator delete(p, std::align_val_t(ALIGNMENT)); }
+};
+
+// Untouched until it is written: what a small step does not reach takes no memory.
+template <typename T>
+class Buffer {
+public:
+    void take(int64_t count) {
+        data_.reset();
+        data_.reset((T *)::operator new((size_t)std::max<int64_t>(1, count) * sizeof(T), std::align_val_t(ALIGNMENT)));
+    }
+    operator T *() const { return data_.get(); }
+
+private:
+    std::unique_ptr<T, Free> data_;
+};
+
+// Wall time of one thread, phase by phase.
+class Clock {
+public:
+    explicit Clock(int64_t *ns) : ns_(ns) { last_ = now(); }
+
+    void spent(shoal_phase phase) {
+        if (!ns_) return;
+        const int64_t at = now();
+        ns_[phase] += at - last_;
+        last_ = at;
+    }
+
+private:
+    static int64_t now() {
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+            .count();
+    }
+    int64_t *ns_, last_;
+};
+
+}  // namespace
+
+struct shoal_stage {
+    shoal_stage(const shoal_stage_config &config, shoal_pool *pool)
+        : c(config), pool(pool), threads(shoal_pool_threads(pool)), barrier(threads), ropes(config.ropes, config.ropes + config.num_ropes) {
+        for (int64_t i = 0; i < config.num_layers; i++) layers.emplace_back(config.layers[i]);
+        if (config.head_norm) head = Map(config.head);
+    }
+
+    shoal_stage_config c;
+    shoal_pool *pool;
+    int threads;
+    Barrier barrier;
+    std::vector<Layer> layers;
+    std::vector<shoal_rope> ropes;
+    Map head;
+    int64_t times[SHOAL_TIME_PHASES] = {};
+
+    // What attach takes.
+    AttentionShape shape{};
+    std::vector<shoal_layer_kv> kv;
+    int64_t tokens_max = 0, wide_rows = 0, scratch_bytes = 0;
+    Buffer<float> hidden, normed, qkv, mixed, added, gates, turns;
+    Buffer<AttentionSpan> spans;
+    Buffer<char> scratch;
+
+    // The step under way.
+    const shoal_step *step = nullptr;
+    int64_t num_spans = 0;
+    const int64_t *places = nullptr;
+    int64_t num_places = 0;
+    float *logits = nullptr;
+
+    int64_t qkv_width() const { return shape.qkv_width(); }
+    int64_t mixed_width() const { return c.heads * c.head_dim; }
+    void *scratch_of(int part) const { return scratch + part * scratch_bytes; }
+    bool by_rows() const { return step->num_tokens >= 2 * BLOCK_ROWS; }
+    int64_t pieces() const { return threads == 1 ? 1 : threads * PIECES_A_THREAD; }
+
+    void attach(const shoal_stage_memory &memory);
+    void run(int part);
+    void run_head(int part);
+
+private:
+    template <typename F>
+    void share(int64_t count, F f) {
+        for (int64_t i; (i = barrier.take()) < count;) f(i);
+    }
+    void wait(Clock &clock) {
+        barrier.wait();
+        clock.spent(SHOAL_TIME_WAIT);
+    }
+    void enter(int64_t t);
+    void leave(int64_t t);
+    void product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int part, Clock &clock);
+    void turn(const Layer &layer, size_t index, int64_t t);
+    void attend_all(const Layer &layer, size_t index, int part, Clock &clock);
+    void after_attention(const Layer &layer, int64_t t, const float *row);
+    void after_mlp(size_t index, int64_t t, const float *row);
+    void activate(float *row) const;
+    void by_outputs(int part, Clock &clock);
+    void rows_before(size_t index, int64_t first, int64_t end, int part, Clock &clock);
+    void rows_after(size_t index, int64_t first, int64_t end, int part, Clock &clock);
+    void by_blocks(int part, Clock &clock);
+};
+
+void shoal_stage::attach(const shoal_stage_memory &memory) {
+    shape = {c.heads, c.kv_heads, c.head_dim, memory.block_size, memory.num_blocks, c.score_scale, c.score_softcap, c.narrow != 0};
+    kv.assign(memory.layers, memory.layers + layers.size());
+    tokens_max = memory.step_tokens_max;
+    wide_rows = std::max(std::min(tokens_max, 2 * BLOCK_ROWS), threads * BLOCK_ROWS);
+    int64_t half_max = 0;
+    for (const shoal_rope &rope : ropes) half_max = std::max(half_max, rope.rotary_dim / 2);
+    hidden.take(tokens_max * c.hidden);
+    normed.take(tokens_max * c.hidden);
+    qkv.take(tokens_max * qkv_width());
+    mixed.take(tokens_max * mixed_width());
+    added.take(wide_rows * c.hidden);
+    gates.take(wide_rows * 2 * c.inner);
+    turns.take(tokens_max * (int64_t)ropes.size() * 2 * half_max);
+    spans.take(tokens_max);
+    size_t bytes = attention_scratch_bytes(shape);
+    for (const Layer &layer : layers)
+        for (const Map *map : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
+            bytes = std::max(bytes, map->scratch_bytes(std::min(tokens_max, wide_rows)));
+    if (c.head_norm) bytes = std::max(bytes, head.scratch_bytes(tokens_max));
+    scratch_bytes = (int64_t)((bytes + 4095) / 4096 * 4096);
+    scratch.take(threads * scratch_bytes);
+}
+
+// ---- rows of one token ---------------------------------------------------------------------------------------------
+
+void shoal_stage::enter(int64_t t) {
+    float *row = hidden + t * c.hidden;
+    if (c.embedding) {
+        shoal_linear_dequantize_row(c.embedding, step->token_ids[t], row);
+        if (c.embedding_scale != 1.0f) scale_row(row, c.embedding_scale, c.hidden);
+    } else if (c.narrow) {
+        widen((const uint16_t *)step->activations_in + t * c.hidden, c.hidden, row);
+    } else {
+        const float *from = (const float *)step->activations_in + t * c.hidden;
+        std::copy(from, from + c.hidden, row);
+    }
+    float *at = turns;
+    for (const shoal_rope &rope : ropes) {
+        const int64_t half = rope.rotary_dim / 2;
+        float *cosines = at + t * 2 * half;
+        angles(step->positions[t], rope.frequencies, rope.scale, half, cosines, cosines + half);
+        at += tokens_max * 2 * half;
+    }
+    if (!layers.empty()) rms_norm(row, layers[0].norms.attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+}
+
+void shoal_stage::leave(int64_t t) {
+    if (!step->activations_out) return;
+    const float *row = hidden + t * c.hidden;
+    if (c.narrow)
+        narrow(row, c.hidden, (uint16_t *)step->activations_out + t * c.hidden);
+    else
+        std::copy(row, row + c.hidden, (float *)step->activations_out + t * c.hidden);
+}
+
+// Queries and keys are normed and rotated; keys and values go to their slots.
+void shoal_stage::turn(const Layer &layer, size_t index, int64_t t) {
+    float *row = qkv + t * qkv_width();
+    const float *at = turns;
+    for (int64_t i = 0; i < layer.norms.rope; i++) at += tokens_max * ropes[i].rotary_dim;
+    const int64_t half = ropes[layer.norms.rope].rotary_dim / 2;
+    const float *cosines = at + t * 2 * half;
+    for (int64_t h = 0; h < c.heads + c.kv_heads; h++) {
+        float *head = row + h * c.head_dim;
+        const float *norm = h < c.heads ? layer.norms.q_norm : layer.norms.k_norm;
+        if (norm) rms_norm(head, norm, c.rms_eps, c.head_dim, head);
+        rotate(head, cosines, cosines + half, half);
+    }
+    write_kv(shape, *step, kv[index], qkv, t, t + 1);
+}
+
+void shoal_stage::after_attention(const Layer &layer, int64_t t, const float *row) {
+    float *to = hidden + t * c.hidden;
+    if (layer.norms.post_attention_norm) {
+        rms_norm(row, layer.norms.post_attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+        row = normed + t * c.hidden;
+    }
+    add_residual(to, row, c.hidden, false);
+    rms_norm(to, layer.norms.mlp_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+}
+
+void shoal_stage::after_mlp(size_t index, int64_t t, const float *row) {
+    float *to = hidden + t * c.hidden;
+    const Layer &layer = layers[index];
+    if (layer.norms.post_mlp_norm) {
+        rms_norm(row, layer.norms.post_mlp_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+        row = normed + t * c.hidden;
+    }
+    add_residual(to, row, c.hidden, c.narrow != 0);
+    if (index + 1 < layers.size())
+        rms_norm(to, layers[index + 1].norms.attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+}
+
+void shoal_stage::activate(float *row) const {
+    (c.activation == SHOAL_SILU ? silu_times : gelu_times)(row, row + c.inner, c.inner);
+}
+
+void shoal_stage::attend_all(const Layer &layer, size_t index, int part, Clock &clock) {
+    // The last spans of a chunk see most: they begin first.
+    share(num_spans * c.kv_heads, [&](int64_t i) {
+        const AttentionSpan &span = spans[num_spans - 1 - i / c.kv_heads];
+        attend(shape, *step, kv[index], layer.norms.window, span, i % c.kv_heads, qkv, mixed, scratch_of(part));
+    });
+    clock.spent(SHOAL_TIME_ATTENTION);
+    wait(clock);
+}
+
+// ---- few tokens: products by outputs -------------------------------------------------------------------------------
+
+void shoal_stage::product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int part, Clock &clock) {
+    const int64_t n = pieces();
+    share(n, [&](int64_t i) { map.run(c.int8 != 0, x, ldx, step->num_tokens, y, ldy, i, n, scratch_of(part)); });
+    clock.spent(SHOAL_TIME_PRODUCTS);
+    wait(clock);
+}
+
+void shoal_stage::by_outputs(int part, Clock &clock) {
+    const int64_t n = step->num_tokens;
+    auto each_row = [&](auto f) {
+        share(n, f);
+        clock.spent(SHOAL_TIME_NORMS);
+        wait(clock);
+    };
+    for (size_t i = 0; i < layers.size(); i++) {
+        const Layer &layer = layers[i];
+        product(layer.qkv, normed, c.hidden, qkv, qkv_width(), part, clock);
+        each_row([&](int64_t t) { turn(layer, i, t); });
+        attend_all(layer, i, part, clock);
+        product(layer.out, mixed, mixed_width(), added, c.hidden, part, clock);
+        each_row([&](int64_t t) { after_attention(layer, t, added + t * c.hidden); });
+        product(layer.gate_up, normed, c.hidden, gates, 2 * c.inner, part, clock);
+        each_row([&](int64_t t) { activate(gates + t * 2 * c.inner); });
+        product(layer.down, gates, 2 * c.inner, added, c.hidden, part, clock);
+        each_row([&](int64_t t) { after_mlp(i, t, added + t * c.hidden); });
+    }
+}
+
+// ---- many tokens: blocks of rows -----------------------------------------------------------------------------------
+
+void shoal_stage::rows_before(size_t index, int64_t first, int64_t end, int part, Clock &clock) {
+    const Layer &layer = layers[index];
+    layer.qkv.run(c.int8 != 0, normed + first * c.hidden, c.hidden, end - first, qkv + first * qkv_width(), qkv_width(), 0, 1,
+                  scratch_of(part));
+    clock.spent(SHOAL_TIME_PRODUCTS);
+    for (int64_t t = first; t < end; t++) turn(layer, index, t);
+    clock.spent(SHOAL_TIME_NORMS);
+}
+
+void shoal_stage::rows_after(size_t index, int64_t first, int64_t end, int part, Clock &clock) {
+    const Layer &layer = layers[index];
+    const int64_t rows = end - first;
+    float *sums = added + part * BLOCK_ROWS * c.hidden, *inner = gates + part * BLOCK_ROWS * 2 * c.inner;
+    void *own = scratch_of(part);
+    layer.out.run(c.int8 != 0, mixed + first * mixed_width(), mixed_width(), rows, sums, c.hidden, 0, 1, own);
+    clock.spent(SHOAL_TIME_PRODUCTS);
+    for (int64_t t = 0; t < rows; t++) after_attention(layer, first + t, sums + t * c.hidden);
+    clock.spent(SHOAL_TIME_NORMS);
+    layer.gate_up.run(c.int8 != 0, normed + first * c.hidden, c.hidden, rows, inner, 2 * c.inner, 0, 1, own);
+    clock.spent(SHOAL_TIME_PRODUCTS);
+    for (int64_t t = 0; t < rows; t++) activate(inner + t * 2 * c.inner);
+    clock.spent(SHOAL_TIME_NORMS);
+    layer.down.run(c.int8 != 0, inner, 2 * c.inner, rows, sums, c.hidden, 0, 1, own);
+    clock.spent(SHOAL_TIME_PRODUCTS);
+    for (int64_t t = 0; t < rows; t++) after_mlp(index, first + t, sums + t * c.hidden);
+    clock.spent(SHOAL_TIME_NORMS);
+}
+
+void shoal_stage::by_blocks(int part, Clock &clock) {
+    const int64_t n = step->num_tokens, blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    for (size_t i = 0; i <= layers.size(); i++) {
+        share(blocks, [&](int64_t b) {
+            const int64_t first = b * n / blocks, end = (b + 1) * n / blocks;
+            if (i > 0) rows_after(i - 1, first, end, part, clock);
+            if (i < layers.size()) rows_before(i, first, end, part, clock);
+        });
+        wait(clock);
+        if (i < layers.size()) attend_all(layers[i], i, part, clock);
+    }
+}
+
+// ---- a step --------------------------------------------------------------------------------------------------------
+
+void shoal_stage::run(int part) {
+    Clock clock(part == 0 ? times : nullptr);
+    share(step->num_tokens, [&](int64_t t) { enter(t); });
+    clock.spent(SHOAL_TIME_EDGES);
+    wait(clock);
+    if (by_rows())
+        by_blocks(part, clock);
+    else
+        by_outputs(part, clock);
+    share(step->num_tokens, [&](int64_t t) { leave(t); });
+    clock.spent(SHOAL_TIME_EDGES);
+    wait(clock);
+}
+
+void shoal_stage::run_head(int part) {
+    Clock clock(part == 0 ? times : nullptr);
+    share(num_places, [&](int64_t i) {
+        rms_norm(hidden + places[i] * c.hidden, c.head_norm, c.rms_eps, c.hidden, normed + i * c.hidden);
+    });
+    barrier.wait();
+    const int64_t n = pieces() * 4;
+    share(n, [&](int64_t i) {
+        head.run(c.int8 != 0, normed, c.hidden, num_places, logits, c.vocab, i, n, scratch_of(part));
+    });
+    barrier.wait();
+    if (c.logit_softcap != 0.0f) share(num_places, [&](int64_t i) { cap_row(logits + i * c.vocab, c.logit_softcap, c.vocab); });
+    barrier.wait();
+    clock.spent(SHOAL_TIME_HEAD);
+}
+
+// ---- C -------------------------------------------------------------------------------------------------------------
+
+shoal_stage *shoal_stage_create(const shoal_stage_config *config, shoal_pool *pool) {
+    if (config->hidden % 8 || config->head_dim % 8 || config->inner % 8) return nullptr;
+    try {
+        return new shoal_stage(*config, pool);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+}
+
+void shoal_stage_destroy(shoal_stage *stage) { delete stage; }
+
+int64_t shoal_stage_block_pad(int64_t block_size) { return (block_size + 7) / 8 * 8; }
+
+int shoal_stage_attach(shoal_stage *stage, const shoal_stage_memory *memory) {
+    try {
+        stage->attach(*memory);
+        return 0;
+    } catch (const std::bad_alloc &) {
+        return -1;
+    }
+}
+
+void shoal_stage_run(shoal_stage *stage, const shoal_step *step) {
+    stage->step = step;
+    stage->num_spans = cut_spans(stage->shape, *step, stage->spans);
+    shoal_pool_run(stage->pool, [](void *arg, int part, int) { ((shoal_stage *)arg)->run(part); }, stage);
+    stage->step = nullptr;
+}
+
+void shoal_stage_logits(shoal_stage *stage, const int64_t *places, int64_t count, float *logits) {
+    stage->places = places, stage->num_places = count, stage->logits = logits;
+    shoal_pool_run(stage->pool, [](void *arg, int part, int) { ((shoal_stage *)arg)->run_head(part); }, stage);
+}
+
+void shoal_stage_times(const shoal_stage *stage, int64_t *ns) {
+    std::copy(stage->times, stage->times + SHOAL_TIME_PHASES, ns);
+}
+
+int shoal_attention(shoal_pool *pool, const shoal_step *step, const shoal_layer_kv *kv, const shoal_stage_config *config,
+                    int64_t num_blocks, int64_t block_size, int64_t window, const float *qkv, float *out) {
+    if (config->head_dim % 8) return -1;
+    struct Call {
+        AttentionShape shape;
+        const shoal_step *step;
+        const shoal_layer_kv *kv;
+        int64_t window;
+        const float *qkv;
+        float *out;
+        std::vector<AttentionSpan> spans;
+        int64_t num_spans;
+        std::vector<char> scratch;
+    } call{{config->heads, config->kv_heads, config->head_dim, block_size, num_blocks, config->score_scale, config->score_softcap,
+            config->narrow != 0},
+           step, kv, window, qkv, out, std::vector<AttentionSpan>(step->num_tokens), 0, {}};
+    call.num_spans = cut_spans(call.shape, *step, call.spans.data());
+    const size_t bytes = attention_scratch_bytes(call.shape);
+    call.scratch.resize(bytes * shoal_pool_threads(pool));
+    write_kv(call.shape, *step, *kv, qkv, 0, step->num_tokens);
+    shoal_pool_run(
+        pool,
+        [](void *arg, int part, int parts) {
+            Call &k = *(Call *)arg;
+            for (int64_t i = part; i < k.num_spans * k.shape.kv_heads; i += parts)
+                attend(k.shape, *k.step, *k.kv, k.window, k.spans[i / k.shape.kv_heads], i % k.shape.kv_heads, k.qkv, k.out,
+                       k.scratch.data() + part * (k.scratch.size() / parts));
+        },
+        &call);
+    return 0;
+}
