@@ -60,7 +60,7 @@ class Records:
         except BusError as error:
             outcome = ev.Write.UNKNOWN
             log.warning("a record's fate is unknown", request_id=effect.request_id, error=str(error))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(UNKNOWN_PAUSE_S)
         self._account.ended(effect.request_id, what, self._wall_ns(), **{"shoal.outcome": outcome.value})
         if outcome is ev.Write.STORED:
             match effect.record:
@@ -87,7 +87,7 @@ class Records:
         answered = False
         try:
             answer = await self._bus.request(
-                subjects.owner(effect.boot), build_to_batcher(question), timeout_s=0.2
+                subjects.owner(effect.boot), build_to_batcher(question), timeout_s=OWNER_TIMEOUT_S
             )
             mine, answered = parse_owner_answer(answer.data), True
         except (NoResponders, BadMessage):
