@@ -450,6 +450,22 @@ def test_models_are_found_by_name_and_the_only_one_without() -> None:
     run(main())
 
 
+def test_what_is_no_prompt_is_not_tokenized_either() -> None:
+    async def main() -> None:
+        async with Rig().standing(prompt_bytes_max=1000) as (gateway, _):
+            for asked, said in (
+                (call(""), "prompt: 0 bytes; 1 to 1000"),
+                (call("x" * 1001), "prompt: 1001 bytes; 1 to 1000"),
+                (GenerateCall(chat=(Turn("", "x"),)), r"chat.turns\[0\].role: 1 to 64 bytes"),
+                (GenerateCall(), "input: exactly one of chat, prompt"),
+            ):
+                with pytest.raises(Status, match=said) as refused:
+                    await gateway.tokenize(asked)
+                assert refused.value.code is Code.INVALID_ARGUMENT
+
+    run(main())
+
+
 def test_without_a_model_clients_are_told_to_come_back() -> None:
     async def main() -> None:
         async with Rig().gateway() as gateway:
