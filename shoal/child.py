@@ -3,7 +3,8 @@
 It leads a session of its own, so that Ctrl-C in a terminal reaches only the launcher, and it dies with the
 launcher: a service of ours asks the kernel for that itself (`LAUNCHER_PID` tells it to), for a stranger a few
 lines do that become it afterwards. Nothing of ours runs between fork and exec, where gRPC's threads, if there
-are any, could crash it. One that dies young is started again later and later.
+are any, could crash it. One that dies young is started again later and later, unless its first word is that
+its configuration cannot be used.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from chassis.service import LAUNCHER_PID
 RESTART_DELAY_S = 0.1
 RESTART_DELAY_MAX_S = 5.0
 STABLE_AFTER_S = 10.0
+WRONG_CONFIGURATION = 2  # exit code of our services
 _KILLED_WITHIN_S = 5.0
 _LOG_BYTES_MAX = 64 << 20
 _BECOME = f"""
@@ -63,8 +65,10 @@ class Child:
         try:
             while not self._ending.is_set():
                 began = loop.time()
-                await self._once()
+                code = await self._once()
                 if not self.restart or self._ending.is_set():
+                    return
+                if code == WRONG_CONFIGURATION and not self.failures and not self.stranger:
                     return
                 self.failures += 1
                 if loop.time() - began > STABLE_AFTER_S:
@@ -77,7 +81,7 @@ class Child:
         finally:
             await self._kill()
 
-    async def _once(self) -> None:
+    async def _once(self) -> int:
         with _open_log(self.log_path) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command(),
@@ -89,7 +93,7 @@ class Child:
             )
         if self._ending.is_set():  # asked to end while it was being started
             self.signal(signal.SIGTERM)
-        await self._process.wait()
+        return await self._process.wait()
 
     def _command(self) -> list[str]:
         """Raises OSError when there is no such program."""

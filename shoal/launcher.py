@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,7 @@ from shoal.nats_server import NatsServer, free_port
 T = TypeVar("T")
 DRAIN_TIMEOUT_S = 30.0
 FAILURES_MAX = 5
+SECTIONS = ("chassis", "gateway", "batcher", "kvstore", "shard_worker")
 _POLL_S = 0.05
 _ROOT = Path(__file__).resolve().parent.parent
 STATE_FILE = "state.json"
@@ -74,6 +76,17 @@ def model_flags(name: str) -> tuple[str, ...]:
     if not Path(name).exists():
         raise LaunchError(f"no such model: {name}")
     return ("--model", str(Path(name).resolve()))
+
+
+def check_config(path: Path) -> None:
+    """What no service would notice: a section that is nobody's. Raises LaunchError."""
+    try:
+        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"{path}: {error}") from None
+    for name in sections:
+        if name not in SECTIONS:
+            raise LaunchError(f"{path}: unknown section [{name}]; known are {', '.join(SECTIONS)}")
 
 
 class Deployment:
@@ -131,6 +144,8 @@ class Deployment:
     async def start(self) -> None:
         """Starts every process; returns when NATS answers. Raises LaunchError."""
         self._take_run_dir()
+        if self.plan.config is not None:
+            check_config(self.plan.config)
         model = model_flags(self.plan.model)
         self._ports = [free_port() for _ in range(self.plan.gateways)]
         if self.plan.port:
@@ -268,7 +283,8 @@ class Deployment:
         if task.done() and (error := task.exception()) is not None:
             raise LaunchError(f"{child.name} can't be started: {error}")
         if child.failures > FAILURES_MAX or (task.done() and not child.ended):
-            raise LaunchError(f"{child.name} keeps dying:\n{child.log_tail()}")
+            what = "keeps dying" if child.failures else "ended at once"
+            raise LaunchError(f"{child.name} {what}:\n{child.log_tail()}")
 
     async def _until(
         self, holds: Callable[[], Awaitable[bool]], timeout_s: float, what: str, name: str

@@ -57,6 +57,17 @@ def test_without_restart_its_death_is_the_end(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
+    async def go() -> None:
+        argv, log_path = [sys.executable, "-c", "print('up'); exit(2)"], tmp_path / "c.log"
+        c = Child("c", argv, dict(os.environ), log_path)
+        async with asyncio.timeout(20):
+            await c.run()
+        assert ups(c) == 1 and not c.ended
+
+    asyncio.run(go())
+
+
 def test_one_that_does_not_drain_is_killed(tmp_path: Path) -> None:
     async def go() -> None:
         c = child(tmp_path, STUBBORN)

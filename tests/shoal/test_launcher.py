@@ -55,6 +55,45 @@ def test_without_nats_the_reason_is_told(tmp_path: Path) -> None:
         asyncio.run(go())
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("[gateway", "c.toml: "),
+        ("[gatewai]\n", r"unknown section \[gatewai\]; known are chassis, gateway"),
+        ("port = 1\n", r"unknown section \[port\]"),
+    ],
+)
+def test_a_configuration_that_nobody_would_read_is_refused(
+    text: str | None, said: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    if text is not None:
+        config.write_text(text)
+
+    async def go() -> None:
+        deployment = Deployment(Plan(model="fake", run_dir=tmp_path, config=config))
+        try:
+            await deployment.start()
+        finally:
+            await deployment.stop()
+
+    with pytest.raises(LaunchError, match=said):
+        asyncio.run(go())
+
+
+def test_a_key_that_a_service_refuses_ends_the_start(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[kvstore]\nnonsense = 1\n")
+
+    async def go() -> None:
+        async with Deployment(Plan(model="fake", run_dir=tmp_path, config=config)):
+            pass
+
+    with pytest.raises(LaunchError, match=r"(?s)kvstore ended at once:.*unknown key 'nonsense'"):
+        asyncio.run(go())
+
+
 def test_the_command_fails_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "hi", "--run-dir", str(tmp_path)]) == 1
     assert "nothing runs" in capsys.readouterr().err
