@@ -1,5 +1,8 @@
 """`python -m shard_worker`: one stage as a process."""
 
+import time
+from pathlib import Path
+
 from chassis.ports import Ports
 from chassis.service import main
 from shard_worker.compute import ComputeThread
@@ -21,21 +24,30 @@ def build_executor(config: Config) -> Executor:
                 token_cost_s=config.fake_token_cost_us / 1e6,
             )
         )
+    from shard_worker.costs import known_or_measured
     from shard_worker.torch_executor import EngineConfig, TorchExecutor
+    from shard_worker.weights import user_cache_dir
 
-    return TorchExecutor(
+    executor = TorchExecutor(
         EngineConfig(
             model=config.model,
             model_name=config.model_name,
             repository=config.repository,
             dtype=config.dtype,
             quantize=config.quantize,
+            engine=config.engine,
             threads=config.threads,
             kv_memory_mb=config.kv_memory_mb,
             num_blocks=config.num_blocks,
             digest_cache_dir=config.digest_cache_dir,
         )
     )
+    if config.measure_costs:
+        folder = Path(config.digest_cache_dir) if config.digest_cache_dir else user_cache_dir() / "costs"
+        conditions = (config.dtype, config.threads, config.engine)
+        costs = known_or_measured(executor, executor.checkpoint, conditions, folder, time.process_time)
+        executor.take_costs(costs.head_cost_layers)
+    return executor
 
 
 def build(config: Config, ports: Ports) -> ShardWorker:

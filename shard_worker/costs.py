@@ -1,8 +1,8 @@
 """What layers and head take on this machine: stages share the layers by time, not by count.
 
-Layers that are alike are measured once. What was measured is kept beside the digests, so that a model's
-workers on one machine agree: who else is about to measure waits for the first. The least of several runs
-counts, since others may be busy.
+Layers that are alike are measured once, in processor time, since others may be busy. What was measured is
+kept in the user's cache, so that a model's workers on one machine agree: who else is about to measure waits
+for the first.
 """
 
 import fcntl
@@ -28,7 +28,9 @@ CONTEXT_LEN = 64
 BLOCK_SIZE_TOKENS = 16
 RUNS_MIN, RUN_FOR_S = 5, 0.05
 
-Clock = Callable[[], float]
+OFF_MAX = 3.0  # beyond this factor from what the sizes say, a measurement is taken for an accident
+
+Clock = Callable[[], float]  # processor seconds
 Kind = tuple[object, ...]
 
 
@@ -77,11 +79,12 @@ def measure(executor: Executor, checkpoint: Checkpoint, clock: Clock) -> Costs:
             spec = _spec(min(layer, 1), 2 if last == 1 else 3, layer)
             took_us[kinds[layer]] = _step_us(executor, spec, clock)
     whole_us = _step_us(executor, _spec(min(last, 2), min(last + 1, 3), last), clock)
-    share = facts.head_cost_layers / (1 + facts.head_cost_layers)
     if kinds[last] not in took_us:  # nothing to take off: by the sizes
-        took_us[kinds[last]] = whole_us * (1 - share)
-    head_us = max(whole_us - took_us[kinds[last]], 0.1 * share * whole_us)
-    return Costs(tuple(took_us[kind] for kind in kinds), head_us)
+        took_us[kinds[last]] = whole_us / (1 + facts.head_cost_layers)
+    layer_us = tuple(took_us[kind] for kind in kinds)
+    by_size_us = facts.head_cost_layers * fmean(layer_us)
+    head_us = min(max(whole_us - layer_us[last], by_size_us / OFF_MAX), by_size_us * OFF_MAX)
+    return Costs(layer_us, head_us)
 
 
 def _spec(stage: int, num_stages: int, layer: int) -> StageSpec:
@@ -119,7 +122,7 @@ def _step_us(executor: Executor, spec: StageSpec, clock: Clock) -> float:
         start = clock()
         run()
         took.append(clock() - start)
-    return min(took) * 1e6 * ROWS / num_rows
+    return round(min(took) * 1e6 * ROWS / num_rows, 1)
 
 
 # ---- kept -------------------------------------------------------------------------------------------
