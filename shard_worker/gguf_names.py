@@ -59,9 +59,8 @@ def gguf_name(architecture: str, name: str) -> str:
 
 def hf_name(architecture: str, name: str) -> str:
     """The other way, of a tensor in a layer: `blk.3.attn_q.weight`."""
-    parts = name.split(".")
-    if len(parts) != 4:
-        return name
-    _, layer, module, kind = parts
+    _, _, within = name.partition(".")
+    layer, _, inside = within.partition(".")
+    module, _, kind = inside.rpartition(".")
     back = {gguf: hf for hf, gguf in INSIDE[architecture].items()}
     return f"model.layers.{layer}.{back.get(module, module)}.{kind}"
