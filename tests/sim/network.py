@@ -9,6 +9,7 @@ from chassis.habits import Fate, Habits, Restart, Settle
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_streams import MemoryStream
+from chassis.messages import BadMessage
 from chassis.messages.ownership import TakeoverAnswer, parse_to_batcher
 from chassis.messages.request import (
     Cancel,
@@ -52,9 +53,10 @@ class SimBroker(MemoryBroker):
         """A request's message goes only once its end is stored, or for a claim of another body."""
         message = self._requests.get(seq)
         assert message is not None
-        request = parse_request(message.data)
-        record = self._last_record(request.id)
-        other = isinstance(record, Claim) and record.body_digest != request.body_digest
+        said = subjects.parse_request(message.subject)
+        assert said is not None
+        record = self._last_record(said.request_id)
+        other = isinstance(record, Claim) and record.body_digest != _body_digest(message.data)
         if not isinstance(record, Terminal) and not other:
             self._fail(f"{message.subject} is acknowledged before its end: {record}")
         self._forget(seq)
@@ -97,6 +99,14 @@ class SimBroker(MemoryBroker):
         for stored in list(stream.messages()):
             if subjects.registry_key(stored.subject).startswith(prefix):
                 stream.remove(stored.seq)
+
+
+def _body_digest(data: bytes) -> bytes | None:
+    """None of what is no request."""
+    try:
+        return parse_request(data).body_digest
+    except BadMessage:
+        return None
 
 
 def _told(data: bytes) -> str:
