@@ -844,6 +844,15 @@ def test_a_count_goes_on_only_while_running() -> None:
     assert rig.at(State.RUNNING), "who attached meanwhile stopped it"
 
 
+def test_who_leaves_while_the_log_is_unclear_is_heard() -> None:
+    rig = Rig(resume_window_ms=1000).verifying(10)
+    rig.hear(Detached(R, G))
+    rig.read_same(Claim(A1, ME))
+    assert rig.at(State.RUNNING)
+    rig.wait(1.2)
+    assert rig.at(State.WRITING), "nobody else says it again"
+
+
 def test_a_sleep_does_not_count() -> None:
     rig = Rig(resume_window_ms=1500).running(10)
     rig.hear(Detached(R, G))
