@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := chassis gateway batcher kvstore shard_worker shoal bench
 DEFINED := pyproject.toml constraints.txt
 
-.PHONY: demo test test-slow check sim bench targets proto format clean
+.PHONY: demo test test-slow check sim bench bench-peers targets proto format clean
 
 demo: $(VENV)/.ready-to-run
 	@$(BIN)/python -m shoal demo "$$PROMPT"
@@ -36,6 +36,10 @@ sim: $(VENV)/.ready-to-test
 
 bench: $(VENV)/.ready-to-run
 	$(BIN)/python -m bench $(ROWS)
+
+# Other engines to measure against, each in an environment of its own under .peers: minutes, gigabytes.
+bench-peers: $(VENV)/.ready-to-run
+	$(BIN)/python -m bench.peers.environments
 
 targets: $(VENV)/.ready-to-run
 	$(BIN)/python -m bench.targets

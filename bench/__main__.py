@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 
 def _tax(args: argparse.Namespace) -> None:
@@ -13,7 +14,7 @@ def _tax(args: argparse.Namespace) -> None:
         model=args.model,
         stages=args.stages,
         rounds=args.rounds,
-        workloads=tuple(args.workloads.split(",")),
+        workloads=tuple((args.workloads or "W1,W2,W3,W4").split(",")),
     )
     asyncio.run(tax.main(setting))
 
@@ -48,6 +49,25 @@ def _floor(args: argparse.Namespace) -> None:
     floor.main()
 
 
+def _peers(args: argparse.Namespace) -> None:
+    from bench.peers import match
+
+    setting = match.Setting(rounds=args.rounds)
+    if args.workloads:
+        setting = replace(setting, workloads=tuple(args.workloads.split(",")))
+    if args.dtypes:
+        setting = replace(setting, rows=tuple(args.dtypes.split(",")))
+    if args.contestants:
+        setting = replace(setting, contestants=tuple(args.contestants.split(",")))
+    match.main(setting)
+
+
+def _stages(args: argparse.Namespace) -> None:
+    from bench import stages
+
+    stages.main(args.rounds)
+
+
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "tax": _tax,
     "stalls": _stalls,
@@ -55,6 +75,8 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "sim": _sim,
     "cores": _cores,
     "floor": _floor,
+    "peers": _peers,
+    "stages": _stages,
 }
 
 
@@ -64,7 +86,11 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workloads", default="W1,W2,W3,W4")
+    parser.add_argument("--workloads", help="W1,W2,...; default: all of a row")
+    parser.add_argument("--dtypes", help="of the row peers: bfloat16,float32,int8,int4")
+    parser.add_argument(
+        "--contestants", help="of the row peers: shoal,vllm,...; the first is held against all"
+    )
     args = parser.parse_args()
     for row in args.rows or ROWS:
         sys.stdout.write(f"== {row}\n")

@@ -19,13 +19,15 @@ class Workload:
     concurrent: int
     prompt_tokens: int
     output_tokens: int
+    shared_tokens: int = 0  # first ones of every prompt, the same in all
 
 
 W1 = Workload("W1", 1, 128, 128)
 W2 = Workload("W2", 16, 128, 128)
 W3 = Workload("W3", 64, 128, 64)
 W4 = Workload("W4", 1, 1024, 1)
-WORKLOADS = {w.name: w for w in (W1, W2, W3, W4)}
+W5 = Workload("W5", 16, 512 + 32, 32, shared_tokens=512)
+WORKLOADS = {w.name: w for w in (W1, W2, W3, W4, W5)}
 
 
 @dataclass(slots=True)
@@ -71,10 +73,13 @@ class Result:
 def draw_prompts(workload: Workload, seed: int, vocab_size: int) -> list[list[int]]:
     rng = random.Random(seed)
     low = min(1000, vocab_size // 2)  # beyond the special tokens
-    return [
-        [rng.randrange(low, vocab_size) for _ in range(workload.prompt_tokens)]
-        for _ in range(workload.concurrent)
-    ]
+
+    def draw(count: int) -> list[int]:
+        return [rng.randrange(low, vocab_size) for _ in range(count)]
+
+    shared = draw(workload.shared_tokens)
+    own = workload.prompt_tokens - workload.shared_tokens
+    return [shared + draw(own) for _ in range(workload.concurrent)]
 
 
 async def ask(

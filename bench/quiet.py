@@ -40,18 +40,20 @@ def _tree_s(root: int) -> float:
 
 @dataclass(slots=True)
 class Others:
-    """`cores`: how many the processes outside this one's tree used, on average."""
+    """`cores`: how many the processes outside the watched tree used, on average."""
 
     cores: float = 0.0
 
 
 @contextmanager
-def watch_others() -> Iterator[Others]:
+def watch_others(root: int | None = None) -> Iterator[Others]:
+    """Others are all but the process `root` (None: this one) and what it started."""
+    root = os.getpid() if root is None else root
     others = Others()
-    start, busy, own = time.perf_counter(), _busy_s(), _tree_s(os.getpid())
+    start, busy, own = time.perf_counter(), _busy_s(), _tree_s(root)
     yield others
     seconds = time.perf_counter() - start
-    others.cores = max(0.0, (_busy_s() - busy) - (_tree_s(os.getpid()) - own)) / max(seconds, 1e-9)
+    others.cores = max(0.0, (_busy_s() - busy) - (_tree_s(root) - own)) / max(seconds, 1e-9)
 
 
 def resident_mb(pid: int) -> float:

@@ -1,0 +1,67 @@
+"""What this machine can do at most, measured: the bounds that a step's time is held against.
+
+Memory read a second, from an array far larger than the caches, and float32 products multiplied and added a
+second. The best of several passes counts: a bound is what nothing disturbed. Without the compiled code numpy
+reads, with one thread, and there is no bound of products.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+
+import numpy as np
+
+from shard_worker.native.library import address, native
+
+READ_BYTES = 512 << 20
+READ_PASSES = 5
+MULTIPLY_ROUNDS = 4_000_000
+MULTIPLY_PASSES = 3
+_LANES = 8
+_THREADS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    threads: int
+    read_bytes_per_s: float
+    flops_per_s: float | None  # float32, a multiplication and an addition are two
+
+
+def measure(threads: int) -> Bounds:
+    data = np.ones(READ_BYTES // 4, np.float32)
+    library = native()
+    if library is None:
+        return Bounds(1, READ_BYTES / _best(READ_PASSES, lambda: data.sum()), None)
+    read, multiply = _functions(library)
+    pool = library.shoal_pool_create(threads)
+    assert pool, f"no pool of {threads} threads"
+    try:
+        sums = np.ones((_THREADS_MAX, _LANES), np.float32)
+        done = int(read(pool, address(data), data.size, address(sums)))  # warm
+        seconds = _best(READ_PASSES, lambda: read(pool, address(data), data.size, address(sums)))
+        sums[:] = 1.0
+        products = int(multiply(pool, MULTIPLY_ROUNDS // 10, address(sums))) * 10
+        flop_seconds = _best(MULTIPLY_PASSES, lambda: multiply(pool, MULTIPLY_ROUNDS, address(sums)))
+    finally:
+        library.shoal_pool_destroy(pool)
+    return Bounds(threads, 4 * done / seconds, 2 * products / flop_seconds)
+
+
+def _functions(library: ctypes.CDLL) -> tuple[Callable[..., int], Callable[..., int]]:
+    read, multiply = library.shoal_bounds_read, library.shoal_bounds_multiply
+    read.restype = multiply.restype = c_int64
+    read.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
+    multiply.argtypes = [c_void_p, c_int64, c_void_p]
+    return read, multiply
+
+
+def _best(passes: int, what: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(passes):
+        begun = time.perf_counter()
+        what()
+        taken.append(time.perf_counter() - begun)
+    return min(taken)
