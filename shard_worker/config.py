@@ -13,7 +13,8 @@ class Config:
     repository: str = ""  # folder of models with versions; empty: in the user's data folder
     dtype: Literal["float32", "bfloat16"] = "float32"
     quantize: Literal["none", "keep", "int8", "int4"] = "none"  # keep: as packed in the file; none: expanded
-    engine: Literal["auto", "native", "torch"] = "auto"  # native: compiled code; auto: where it runs the model
+    # auto: compiled code where it runs the model; transformers: that library's own code
+    engine: Literal["auto", "native", "torch", "transformers"] = "auto"
     threads: int = 1  # of one forward pass
     measure_costs: bool = True  # of layers and head, once a machine: stages share layers by time
     kv_memory_mb: int = 512

@@ -1,4 +1,4 @@
-"""The `shoal` command: `up`, `generate`, `models`, `why`, `demo`.
+"""The `shoal` command: `up`, `generate`, `models`, `model`, `why`, `demo`.
 
 What runs locally is found through the run folder that `up` writes, so that nothing needs to be said twice;
 `--address` and `--nats` reach any other deployment. Exit codes: 0 done, 1 refused or failed, 2 wrong use.
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from chassis.errors import BusError
+from shoal import model_words
 from shoal.client import Accepted, AsyncClient, Client, Delta, Event, Finished, Params, Prompt, ShoalError
 from shoal.launcher import Deployment, LaunchError, Plan, read_state
 from shoal.ledger import Ledger
+from shoal.models import ModelError
 from shoal.why import render_ledger, why
 
 _TRACE_WAIT_S = 5.0
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.do(arguments)
         return code
-    except (ShoalError, LaunchError, BusError) as error:
+    except (ShoalError, LaunchError, ModelError, BusError) as error:
         _say(f"shoal: {error}")
         return 1
     except KeyboardInterrupt:
@@ -62,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_where(models)
     models.set_defaults(do=_models)
 
+    model = commands.add_parser("model", help="keep models with versions: add, list, check, remove")
+    model_words.add_words(model)
+
     tell = commands.add_parser("why", help="explain where a request's time went")
     tell.add_argument("request_id")
     tell.add_argument("--nats", help="URL of the bus (default: what `shoal up` runs)")
@@ -76,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="smollm2", help="GGUF file, Hugging Face folder, smollm2 or fake")
+    parser.add_argument(
+        "--model", default="smollm2", help="GGUF file, Hugging Face folder, name[:version], smollm2 or fake"
+    )
+    model_words.add_repository(parser)
+    model_words.add_precision(parser)
     parser.add_argument("--stages", type=int, default=2, help="workers that share the model's layers")
     parser.add_argument("--spares", type=int, default=0, help="workers that wait to replace one")
     parser.add_argument("--config", type=Path, help="TOML file with a section per service")
@@ -210,6 +219,9 @@ async def _ask(shoal: Deployment, question: str) -> None:
 def _plan(arguments: argparse.Namespace) -> Plan:
     return Plan(
         model=arguments.model,
+        repository=arguments.repository,
+        dtype=arguments.dtype,
+        quantize=arguments.quantize,
         stages=arguments.stages,
         spares=arguments.spares,
         run_dir=arguments.run_dir,

