@@ -86,7 +86,7 @@ class Actions(Holding):
 
     def _send_parts(self) -> None:
         parts: dict[GatewayId, list[Part]] = {}
-        self.audience.serve(self.id, self.attempt, self.ids, self.digest, parts)
+        self.audience.serve(self.id, self.attempt, self.ids, self.digest, parts, self.logprobs)
         self.turn.send(parts)
 
     # ---- the log ------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Actions(Holding):
 
     def _takeover(self) -> None:
         self.takeover_round = 0
-        self.audience.answers.clear()
+        self.audience.settle()
         self._ask_takeover()
 
     def _ask_takeover(self) -> None:
@@ -149,6 +149,7 @@ class Actions(Holding):
         if tuple(self.ids) != record.output_ids:
             self._stop()
             self.force(record.output_ids)
+            self.learn(record.logprobs)
         finish = Finish(
             request_id=self.id,
             attempt=record.attempt,
@@ -161,7 +162,7 @@ class Actions(Holding):
             error=record.error,
         )
         rest: dict[GatewayId, list[Part]] = {}
-        self.audience.serve(self.id, record.attempt, self.ids, self.digest, rest)
+        self.audience.serve(self.id, record.attempt, self.ids, self.digest, rest, self.logprobs)
         for gateway in self.audience.next_index:
             self.turn.out.append(e.SendParts(gateway, tuple(rest.get(gateway, ())), (finish,)))
         self.leave("done", ack=True)

@@ -106,8 +106,8 @@ class Arrivals:
             case OwnerQuestion(request_id, attempt, token, cancelled):
                 reply = self._remember(message)
                 self._tell(ev.OwnerAsked(now, request_id, attempt, AckToken(token), cancelled, reply))
-            case TakeoverAnswer(request_id, gateway, attempt, ids, minimum):
-                self._tell(ev.TakeoverAnswered(now, request_id, gateway, attempt, ids, minimum))
+            case TakeoverAnswer(request_id, gateway, attempt, ids, minimum, told):
+                self._tell(ev.TakeoverAnswered(now, request_id, gateway, attempt, ids, minimum, told))
             case Attach():
                 self._tell(ev.Heard(now, said, self._remember(message)))
             case _:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 
 from chassis.ids import Attempt, GatewayId, RequestId
 from chassis.messages.chunk import Part
+from chassis.messages.sampling import TokenLogprobs
 
+Told = dict[tuple[int, ...], tuple[TokenLogprobs, ...]]
+Parts = dict[GatewayId, list[Part]]
 GATEWAYS_MAX = 8  # of one request; beyond, the one that joined first is forgotten and must attach again
 
 
@@ -20,6 +23,21 @@ class Audience:
     count_ends: float | None = None  # the request is cancelled then
     ask_at: float | None = None  # the next question while the count runs
     answers: dict[GatewayId, tuple[int, ...]] = field(default_factory=dict)  # to the takeover question
+    told: Told = field(default_factory=dict)  # beside an answer
+
+    def answered(
+        self, gateway: GatewayId, ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()
+    ) -> None:
+        """Yes, to the takeover question."""
+        self.answers[gateway] = ids
+        if logprobs:
+            self.told[ids] = logprobs
+
+    def settle(self) -> tuple[dict[GatewayId, tuple[int, ...]], Told]:
+        """The answers so far, and what was told beside them; they are forgotten."""
+        answers, told = self.answers, self.told
+        self.answers, self.told = {}, {}
+        return answers, told
 
     def join(self, gateway: GatewayId, held_len: int) -> None:
         self.next_index[gateway] = held_len
@@ -55,12 +73,14 @@ class Audience:
         attempt: Attempt,
         ids: Sequence[int],
         digest: int,
-        parts: dict[GatewayId, list[Part]],
+        parts: Parts,
+        logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
-        """Adds to `parts` what each gateway lacks of `ids`; from now on it counts as sent."""
+        """Adds to `parts` what each gateway lacks of `ids`; from now on it counts as sent. `logprobs`: one an
+        id, or none."""
         end = len(ids)
         for gateway, index in self.next_index.items():
             if index < end:
-                part = Part(request_id, attempt, index, tuple(ids[index:]), digest)
+                part = Part(request_id, attempt, index, tuple(ids[index:]), digest, tuple(logprobs[index:]))
                 parts.setdefault(gateway, []).append(part)
                 self.next_index[gateway] = end

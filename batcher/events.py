@@ -97,6 +97,7 @@ class TakeoverAnswered:
     attempt: Attempt
     ids: tuple[int, ...] | None  # yes
     minimum: Attempt | None  # no
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the ids, if the request asks for them
 
 
 @dataclass(frozen=True, slots=True)

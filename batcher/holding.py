@@ -13,6 +13,7 @@ from batcher.events import Ended
 from chassis.ids import AckToken, Attempt, BootId, RequestId
 from chassis.messages.chunk import EMPTY_DIGEST, extend_digest
 from chassis.messages.request import Cancel, Claim, Reason, Record, Request, Terminal, Timings, Usage
+from chassis.messages.sampling import UNTOLD, TokenLogprobs, recorded
 
 
 class State(Enum):
@@ -54,6 +55,7 @@ class Holding:
     live: bool = False
     ids: list[int] = field(default_factory=list)
     digest: int = EMPTY_DIGEST
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one an id, if the request asks for them
     forced: bool = False  # in this attempt
     ended: Ended | None = None
     account: tuple[Usage, Timings] | None = None  # the scheduler's, of a sequence stopped for its end
@@ -95,20 +97,40 @@ class Holding:
         """Whether `ids` is a prefix of the output."""
         return len(ids) <= len(self.ids) and tuple(self.ids[: len(ids)]) == tuple(ids)
 
-    def extend(self, ids: Sequence[int], now: float) -> None:
+    def extend(self, ids: Sequence[int], now: float, told: TokenLogprobs | None = None) -> None:
+        """`told`: of the first of them."""
         if self.first_token_at is None and ids:
             self.first_token_at = now
         self.ids.extend(ids)
         self.digest = extend_digest(self.digest, ids)
+        if self.request.sampling.logprobs is not None and ids:
+            self.logprobs.append(told or UNTOLD)
+            self._tell_rest()
 
     def force(self, ids: Sequence[int]) -> None:
         """The output so far is `ids`, whatever was made here. An end that was found on the other is void."""
+        if self.request.sampling.logprobs is not None:
+            same = 0
+            while same < min(len(ids), len(self.ids)) and ids[same] == self.ids[same]:
+                same += 1
+            self.logprobs = self.logprobs[:same]
         self.ids = list(ids)
         self.digest = extend_digest(EMPTY_DIGEST, ids)
         self.audience.rewind(len(self.ids))
+        if self.request.sampling.logprobs is not None:
+            self._tell_rest()
         self.ended = self.account = None
         if self.why in (Reason.STOP, Reason.LENGTH):
             self.why = None
+
+    def learn(self, told: Sequence[TokenLogprobs]) -> None:
+        """Log probabilities of the first ids, from who has them: what is known here stays."""
+        for i, entry in enumerate(told[: len(self.logprobs)]):
+            if not self.logprobs[i].rank:
+                self.logprobs[i] = entry
+
+    def _tell_rest(self) -> None:
+        self.logprobs += [UNTOLD] * (len(self.ids) - len(self.logprobs))
 
     def take(self, claim: Claim, seq: int) -> None:
         """My claim is the last record."""
@@ -148,6 +170,7 @@ class Holding:
             body_digest=self.request.body_digest,
             model=self.request.model,
             stop=self.request.limits.stop,
+            logprobs=recorded(self.logprobs),
         )
 
     def _whole(self, made: Timings, now: float) -> Timings:
@@ -177,6 +200,8 @@ class Holding:
         assert self.state is not State.NONE
         assert self.digest == extend_digest(EMPTY_DIGEST, self.ids)
         assert len(self.ids) <= self.request.limits.max_tokens
+        asked = self.request.sampling.logprobs is not None
+        assert len(self.logprobs) == (len(self.ids) if asked else 0)
         assert all(0 <= index <= len(self.ids) for index in self.audience.next_index.values())
         assert not (self.live and self.ended is not None), "an end is the last word of a run"
         if self.state in (State.TAKEOVER, State.RUNNING, State.VERIFYING):

@@ -122,12 +122,13 @@ class Ownership:
     def _on_tokens(self, event: e.TokensMade) -> None:
         """The step path: no state changes, so that alarms stay; all parts for one gateway leave together."""
         parts: dict[GatewayId, list[Part]] = {}
+        told = dict(event.logprobs) if event.logprobs else {}
         for request_id, ids in zip(event.request_ids, event.ids, strict=True):
             held = self._held.get(request_id)
             if held is None:
                 self._turn.drop("tokens")
             else:
-                held.on_tokens(ids, parts)
+                held.on_tokens(ids, parts, told.get(request_id) if told else None)
         self._turn.send(parts)
 
     def _on_one(

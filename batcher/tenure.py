@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from batcher import events as e
 from batcher.actions import Actions
+from batcher.audience import Parts
 from batcher.holding import State
-from chassis.ids import Attempt, GatewayId
-from chassis.messages.chunk import Part
+from chassis.ids import Attempt
 from chassis.messages.ownership import Attach, AttachKind, CancelAsk, Detached, Refused, longest
 from chassis.messages.request import Cancel, Claim, Reason, Record, Terminal
+from chassis.messages.sampling import TokenLogprobs
 
 OWNING = (State.TAKEOVER, State.RUNNING, State.VERIFYING, State.WRITING)
 
@@ -99,14 +100,14 @@ class Tenure(Actions):
         self.admitted_at = self.turn.now
         self._claim()
 
-    def on_tokens(self, ids: tuple[int, ...], parts: dict[GatewayId, list[Part]]) -> None:
+    def on_tokens(self, ids: tuple[int, ...], parts: Parts, told: TokenLogprobs | None = None) -> None:
         """The rest of the step's requests add to the same `parts`."""
         if not self.live or self.state is State.WAITING:
             self.turn.drop("tokens")
             return
-        self.extend(ids, self.turn.now)
+        self.extend(ids, self.turn.now, told)
         if self.state is State.RUNNING:
-            self.audience.serve(self.request.id, self.attempt, self.ids, self.digest, parts)
+            self.audience.serve(self.request.id, self.attempt, self.ids, self.digest, parts, self.logprobs)
 
     def on_ended(self, event: e.Ended) -> None:
         if not self.live:
@@ -308,18 +309,19 @@ class Tenure(Actions):
         elif event.ids is None:
             self._on_minimum(event.minimum or Attempt(0))
         elif self.state is State.TAKEOVER:
-            self.audience.answers[event.gateway] = event.ids
+            self.audience.answered(event.gateway, event.ids, event.logprobs)
         elif self._join(Attach(self.id, event.attempt, event.gateway, event.ids)) is AttachKind.ATTACHED:
+            self.learn(event.logprobs)
             self._send_parts()
 
     def _settle_takeover(self) -> None:
         """The longest answer is the output so far, unless what this claim's boot made goes on from it."""
-        answers = dict(self.audience.answers)
-        self.audience.answers.clear()
+        answers, told = self.audience.settle()
         ids = longest(list(answers.values()))
         if not self.starts_with(ids):
             self._stop()
             self.force(ids)
+        self.learn(told.get(ids, ()))
         for gateway, held in answers.items():
             self.audience.join(gateway, len(held))
         if not answers and self.request.gateway:
@@ -390,8 +392,7 @@ class Tenure(Actions):
         elif self.starts_with(message.differs):
             self.turn.drop("refused")
         else:
-            held = message.differs
-            self._join(Attach(self.id, message.attempt, message.gateway, held))
+            self._join(Attach(self.id, message.attempt, message.gateway, message.differs))
 
 
 def _end_of(cancel: Cancel | CancelAsk) -> Reason:

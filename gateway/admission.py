@@ -8,15 +8,14 @@ words from the same tenant are the same request at every gateway.
 import hashlib
 import struct
 from base64 import b32encode
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chassis.errors import Code, Status
 from chassis.ids import GatewayId, RequestId
 from chassis.messages.gateway import GenerateCall
-from chassis.messages.request import Limits, Request, Sampling
+from chassis.messages.request import Limits, Request
+from gateway.sampling import U32_MAX, BadWords, check_ids, check_sampling, sampling_of
 
-TEMPERATURE_MAX = 2.0
-GREEDY_BELOW = 1e-5
 STOP_LEN_MAX = 16
 STOP_BYTES_MAX = 256
 STOP_IDS_LEN_MAX = 64
@@ -25,7 +24,6 @@ PRIORITY_MAX = 9
 CLIENT_KEY_BYTES_MAX = 256
 ROLE_BYTES_MAX = 64
 REQUEST_ID_LEN_MAX = 64
-U32_MAX = 0xFFFFFFFF
 U64_MAX = 0xFFFFFFFFFFFFFFFF
 
 
@@ -73,14 +71,7 @@ def check_input(call: GenerateCall, limits: CallLimits) -> None:
 def check_call(call: GenerateCall, limits: CallLimits) -> None:
     """Everything that needs no model. Raises Status."""
     check_input(call, limits)
-    if call.temperature is not None and not 0 <= call.temperature <= TEMPERATURE_MAX:
-        raise invalid(f"temperature: {call.temperature:g}; 0 to {TEMPERATURE_MAX:g}")
-    if call.top_p is not None and not 0 < call.top_p <= 1:
-        raise invalid(f"top_p: {call.top_p:g}; above 0, up to 1")
-    if call.top_k is not None and not 0 <= call.top_k <= U32_MAX:
-        raise invalid(f"top_k: {call.top_k}; 0 (off) to {U32_MAX}")
-    if call.seed is not None and not 0 <= call.seed <= U64_MAX:
-        raise invalid(f"seed: {call.seed}; 0 to {U64_MAX}")
+    check_sampling(call)
     if call.max_tokens is not None and call.max_tokens < 1:
         raise invalid(f"max_tokens: {call.max_tokens}; at least 1")
     if call.min_tokens < 0:
@@ -116,6 +107,7 @@ def admit(
     request_id: RequestId,
     gateway: GatewayId,
     fresh_seed: int,
+    bad_words: BadWords = (),
     trace_parent: bytes = b"",
 ) -> Request:
     """The request of a checked call, its prompt in tokens. Raises Status for what only the model can tell."""
@@ -128,7 +120,6 @@ def admit(
     seed = call.seed
     if seed is None:
         seed = derived_seed(request_id, digest) if call.client_key else fresh_seed
-    temperature = 1.0 if call.temperature is None else call.temperature
     return Request(
         id=request_id,
         tenant=call.tenant,
@@ -136,11 +127,7 @@ def admit(
         model=model.name,
         prompt_ids=prompt_ids,
         seed=seed,
-        sampling=Sampling(
-            temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
-            top_k=call.top_k or 0,
-            top_p=1.0 if call.top_p is None else call.top_p,
-        ),
+        sampling=sampling_of(call, bad_words),
         limits=Limits(
             max_tokens=max_tokens,
             min_tokens=call.min_tokens,
@@ -166,9 +153,7 @@ def _check_tokens(call: GenerateCall, model: ModelFacts, prompt_ids: tuple[int, 
             f"{field}: {len(prompt_ids)} tokens; at most {model.context_len_max - 1}, "
             f"the context of model {model.name} less one"
         )
-    for name, ids in (("token_ids", call.token_ids or ()), ("stop_token_ids", call.stop_token_ids)):
-        if (outside := next((i for i in ids if not 0 <= i < model.vocab_size), None)) is not None:
-            raise invalid(f"{name}: {outside}; below {model.vocab_size}, the vocabulary of {model.name}")
+    check_ids(call, model.name, model.vocab_size)
 
 
 def _timeout_ms(call: GenerateCall) -> int:
@@ -213,7 +198,51 @@ def body_digest(call: GenerateCall, model: str) -> bytes:
         parts.append(b"" if number is None else struct.pack("<Q", number))
     flags = (call.min_tokens, int(call.ignore_eos), call.timeout_ms, call.resume_window_s)
     parts += (_numbers(flags), _numbers(call.stop_token_ids), *(stop.encode() for stop in call.stop))
-    return _digest(*parts)
+    return _digest(*_shaping(call), *parts)
+
+
+def _shaping(call: GenerateCall) -> list[bytes]:
+    """Nothing, if the call says nothing of it."""
+    reals = (
+        call.min_p,
+        call.typical_p,
+        call.repetition_penalty,
+        call.presence_penalty,
+        call.frequency_penalty,
+    )
+    counts = (call.top_logprobs, call.n)
+    given = *reals, *counts
+    if given == (None,) * len(given) and not (call.logit_bias or call.allowed_token_ids or call.bad_words):
+        return []
+    parts = [b"shoal.shaped"]
+    parts += [b"" if real is None else struct.pack("<d", real) for real in reals]
+    parts += [b"" if number is None else struct.pack("<Q", number) for number in counts]
+    parts.append(b"".join(struct.pack("<Qd", *pair) for pair in sorted(call.logit_bias)))
+    parts += (_numbers(call.allowed_token_ids), _numbers((len(call.bad_words),)))
+    return [*parts, *(word.encode() for word in call.bad_words)]
+
+
+def choice_id(request_id: RequestId, choice: int) -> RequestId:
+    """Of one of several choices; the first has the request's own, so that another number of them under the
+    same key meets it."""
+    return RequestId(f"{request_id}c{choice}") if choice else request_id
+
+
+def of_choice(request: Request, choice: int, trace_parent: bytes) -> Request:
+    """One of several: a request like any other, with an id and a seed of its own."""
+    name, seed = choice_id(request.id, choice), choice_seed(request.seed, choice)
+    return replace(request, id=name, seed=seed, trace_parent=trace_parent)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The first choice's is the request's; SplitMix64's output function (Steele, Lea, Flood 2014) of seed and
+    choice for the others. Asked for alone with this seed, a choice comes out the same."""
+    if not choice:
+        return seed
+    x = (seed ^ (0xD1342543DE82EF95 * choice)) & U64_MAX
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & U64_MAX
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & U64_MAX
+    return x ^ (x >> 31)
 
 
 def derived_seed(request_id: RequestId, digest: bytes) -> int:

@@ -48,6 +48,9 @@ class OutputText:
         self._holdback = Holdback(stops)
         self._detokenizer = Detokenizer(strip_leading_space)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._table.join((token_id,))
+
     def feed(self, ids: Sequence[int]) -> str:
         """The text that these ids add for certain; may be empty."""
         return self._detokenizer.feed(self._release(ids))

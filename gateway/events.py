@@ -26,6 +26,7 @@ from chassis.messages.request import (
     Timings,
     Usage,
 )
+from chassis.messages.sampling import TokenLogprobs
 
 # ---- events ----------------------------------------------------------------------------------------
 
@@ -253,6 +254,7 @@ class Pass:
     client: int
     first_index: int
     ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one an id, if the request asks for them
 
 
 @dataclass(frozen=True, slots=True)

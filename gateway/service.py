@@ -23,6 +23,7 @@ from chassis.messages.gateway import (
     Turn,
 )
 from chassis.messages.registry import GatewayEntry, build_gateway
+from chassis.messages.request import Request
 from chassis.ports import Ports
 from chassis.trace import TraceContext
 from gateway.admission import (
@@ -31,14 +32,17 @@ from gateway.admission import (
     check_call,
     check_input,
     check_request_id,
+    choice_id,
     invalid,
+    of_choice,
     request_id_of,
 )
 from gateway.cancels import FULL
-from gateway.clients import Client
+from gateway.clients import Client, events_of
 from gateway.config import Config
 from gateway.events import CancelHeard, CancelWanted, ClientGone, LetGo, Resume, Submit
 from gateway.models import Model, Models
+from gateway.sampling import CHOICES_MAX, BadWords, forms_of
 from gateway.spans import GENERATE, RESUME, RequestTrace
 from gateway.stream_loop import RETRY_MS, StreamLoop
 from gateway.tokenizer import Encoder
@@ -67,6 +71,7 @@ class Gateway:
         self._models = Models(ports.bus, self._encoder, config.models_len_max, config.card_fetch_timeout_s)
         self._streams = StreamLoop(GatewayId(self.boot), config, ports, self._models)
         self._numbers = itertools.count(1)
+        self._choices: dict[RequestId, int] = {}  # of calls being answered, by the first's id
         self._standing = False
         self._draining = False
         self._drained = asyncio.Event()
@@ -164,30 +169,60 @@ class Gateway:
         self, call: GenerateCall, caller: TraceContext | None = None
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, deltas, Finished. Raises Status."""
-        self._check_door()
         start_ns, start_s = self._ports.wall_ns(), asyncio.get_running_loop().time()
+        self._check_door()
         check_call(call, self._limits)
+        choices = call.n or 1
+        self._check_door(choices)
         model = await self._models.find(call.model)
         prompt_ids = await self._prompt_ids(call, model)
+        bad_words = await self._bad_words(call, model) if call.bad_words else ()
         if call.client_key:
             request_id = request_id_of(call.tenant, call.client_key)
         else:
             request_id = RequestId(self._ports.new_id())
-        trace = self._trace(GENERATE, request_id, caller, start_ns, start_s)
-        request = admit(
+        traces = [
+            self._trace(GENERATE, choice_id(request_id, choice), caller, start_ns, start_s)
+            for choice in range(choices)
+        ]
+        first = admit(
             call,
             model.facts,
             prompt_ids,
             request_id=request_id,
             gateway=GatewayId(self.boot),
             fresh_seed=self._ports.new_seed(),
-            trace_parent=trace.context.encode(),
+            bad_words=bad_words,
         )
-        trace.asked(request, "chat" if call.chat is not None else "text_completion")
-        async with self._client(request_id, trace) as client, aclosing(client.events()) as events:
-            self._streams.put(Submit(asyncio.get_running_loop().time(), client.number, request))
+        requests = [of_choice(first, i, trace.context.encode()) for i, trace in enumerate(traces)]
+        for request, trace in zip(requests, traces, strict=True):
+            trace.asked(request, "chat" if call.chat is not None else "text_completion")
+        async with aclosing(self._submit(requests, traces)) as events:
             async for event in events:
                 yield event
+
+    async def _submit(
+        self, requests: list[Request], traces: list[RequestTrace]
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """One stream of all choices. The others follow once the first is accepted: what refuses it (a full
+        stream, another body under its key) would refuse them too."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        clients: list[Client] = []
+        async with AsyncExitStack() as stack:
+            self._choices[requests[0].id] = len(requests)
+            stack.callback(self._choices.pop, requests[0].id, None)
+            for choice, (request, trace) in enumerate(zip(requests, traces, strict=True)):
+                clients.append(
+                    await stack.enter_async_context(self._client(request.id, trace, choice, ready))
+                )
+                self._streams.put(Submit(loop.time(), clients[-1].number, request))
+                if choice == 0 and len(requests) > 1:
+                    await clients[0].answered()
+                    if clients[0].failed:
+                        break
+            async with aclosing(events_of(clients, ready)) as events:
+                async for event in events:
+                    yield event
 
     async def resume(
         self,
@@ -213,9 +248,18 @@ class Gateway:
                 yield event
 
     async def cancel(self, request_id: str, tenant: str = "") -> None:
-        """Returns once it is under way or over. Raises Status."""
+        """Returns once it is under way or over, of all choices if it is the first's. Raises Status."""
         self._check_standing()
         checked = check_request_id(request_id)
+        here = self._choices.get(checked)  # elsewhere: one after the other, until there is none
+        if not await self._cancel(checked, tenant):
+            raise Status(Code.NOT_FOUND, f"request_id: {request_id!r} is not known")
+        for choice in range(1, here or CHOICES_MAX):
+            if not await self._cancel(choice_id(checked, choice), tenant) and here is None:
+                return
+
+    async def _cancel(self, checked: RequestId, tenant: str) -> bool:
+        """Whether it is known. Raises Status."""
         cancels = self._streams.cancels
         if len(cancels) >= self._config.streams_len_max:
             raise Status(Code.UNAVAILABLE, FULL, RETRY_MS)
@@ -229,8 +273,7 @@ class Gateway:
             del cancels[reply]
         if answer.failed:
             raise Status(Code.UNAVAILABLE, answer.failed, RETRY_MS)
-        if not answer.found:
-            raise Status(Code.NOT_FOUND, f"request_id: {request_id!r} is not known")
+        return answer.found
 
     async def tokenize(self, call: GenerateCall) -> tuple[int, ...]:
         """The prompt of a call in tokens, as `generate` would have it. Raises Status."""
@@ -259,11 +302,11 @@ class Gateway:
         if not self._standing:
             raise Status(Code.UNAVAILABLE, "gateway: not running", RETRY_MS)
 
-    def _check_door(self) -> None:
+    def _check_door(self, choices: int = 1) -> None:
         self._check_standing()
         if self._draining:
             raise Status(Code.UNAVAILABLE, "gateway: draining", 0)
-        if len(self._streams.clients) >= self._config.streams_len_max:
+        if len(self._streams.clients) + choices > self._config.streams_len_max:
             raise Status(Code.UNAVAILABLE, "gateway: too many open streams", RETRY_MS)
 
     async def _prompt_ids(self, call: GenerateCall, model: Model) -> tuple[int, ...]:
@@ -277,6 +320,14 @@ class Gateway:
             raise invalid(f"chat: model {model.name} has no chat template; give a prompt")
         text = model.template.render(call.chat or (), self._ports.wall_ns())
         return await self._encoder.encode(model.tokenizer, text, add_bos=False)
+
+    async def _bad_words(self, call: GenerateCall, model: Model) -> BadWords:
+        """In ids, all their forms. Raises Status."""
+        if model.tokenizer is None:
+            raise invalid(f"bad_words: model {model.name} has no tokenizer")
+        forms = forms_of(call.bad_words)
+        encoded = [await self._encoder.encode(model.tokenizer, form, add_bos=False) for form in forms]
+        return tuple(dict.fromkeys(ids for ids in encoded if ids))
 
     def _trace(
         self, name: str, request_id: RequestId, caller: TraceContext | None, start_ns: int, start_s: float
@@ -292,8 +343,14 @@ class Gateway:
         )
 
     @asynccontextmanager
-    async def _client(self, request_id: RequestId, trace: RequestTrace) -> AsyncIterator[Client]:
-        client, streams = Client(next(self._numbers), request_id), self._streams
+    async def _client(
+        self,
+        request_id: RequestId,
+        trace: RequestTrace,
+        choice: int = 0,
+        ready: asyncio.Event | None = None,
+    ) -> AsyncIterator[Client]:
+        client, streams = Client(next(self._numbers), request_id, choice, ready), self._streams
         streams.clients[client.number] = client
         streams.traces[request_id] = trace
         error: BaseException | None = None

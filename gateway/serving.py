@@ -12,6 +12,7 @@ from chassis.messages.ownership import (
     TakeoverQuestion,
 )
 from chassis.messages.request import Cancel, Claim, Reason, Terminal
+from chassis.messages.sampling import UNTOLD, TokenLogprobs
 from gateway.events import (
     AskOwner,
     AttachAnswered,
@@ -81,7 +82,10 @@ class Serving:
             case Fit.CONTINUES:
                 stream.check_at = self._table.now + self.check_interval(stream)
                 if fresh:
-                    self._table.out.append(Pass(stream.client, first_index, fresh))
+                    logprobs = part.logprobs[-len(fresh) :]
+                    if logprobs:
+                        stream.held.tell(first_index, logprobs)
+                    self._table.out.append(Pass(stream.client, first_index, fresh, logprobs))
             case Fit.DIFFERS:
                 differs = Refused(stream.id, self._table.gateway, part.attempt, differs=stream.held.ids)
                 self._table.out += (Tell(boot, "", differs), Count("differing part"))
@@ -101,7 +105,8 @@ class Serving:
         else:
             self._raise(stream, q.attempt, q.boot)
             self._table.owners.hear(self._table.now, q.boot)
-            answer = TakeoverAnswer(stream.id, self._table.gateway, q.attempt, stream.held.ids, None)
+            held = stream.held
+            answer = TakeoverAnswer(stream.id, self._table.gateway, q.attempt, held.ids, None, held.logprobs)
         self._table.out.append(Tell(q.boot, "", answer))
 
     def finish(self, stream: Stream, boot: BootId, finish: Finish) -> None:
@@ -124,7 +129,8 @@ class Serving:
             first_index = len(stream.held)
             if len(ids) > first_index:
                 stream.held.append(ids[first_index:])
-                self._table.out.append(Pass(stream.client, first_index, ids[first_index:]))
+                logprobs = _of_the_rest(terminal, first_index)
+                self._table.out.append(Pass(stream.client, first_index, ids[first_index:], logprobs))
             self._end(stream, terminal, len(ids))
         elif terminal.reason is not Reason.STOP and stream.held.begins_with(ids):
             self._end(stream, terminal, len(ids))
@@ -268,3 +274,11 @@ class Serving:
                 self._table.now, stream.id, stream.owner, request.model, "disconnect"
             )
         self._table.drop(stream)
+
+
+def _of_the_rest(terminal: Terminal, first_index: int) -> tuple[TokenLogprobs, ...]:
+    """One for each output id from `first_index` on, or none; a record keeps only so many."""
+    if not terminal.logprobs:
+        return ()
+    kept = terminal.logprobs[first_index:]
+    return (*kept, *(UNTOLD,) * (len(terminal.output_ids) - first_index - len(kept)))

@@ -13,6 +13,7 @@ from chassis.ids import Attempt, BootId, RequestId
 from chassis.messages.chunk import EMPTY_DIGEST, Finish, Part, extend_digest
 from chassis.messages.ownership import TakeoverQuestion
 from chassis.messages.request import Record, Request
+from chassis.messages.sampling import UNTOLD, TokenLogprobs
 
 KEPT_LEN_MAX = 256
 
@@ -42,13 +43,16 @@ class Fit(Enum):
 
 
 class Held:
-    """Output ids in order, and the running digest after each. 12 bytes a token."""
+    """Output ids in order, and the running digest after each. 12 bytes a token, and its log probabilities
+    where a request asks for them: a new owner is told both.
+    """
 
-    __slots__ = ("_digests", "_ids")
+    __slots__ = ("_digests", "_ids", "_logprobs")
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
         self._ids = array("I")
         self._digests = array("Q")
+        self._logprobs: list[TokenLogprobs] = []  # of the first ids, or none
         self.append(ids)
 
     def __len__(self) -> int:
@@ -57,6 +61,19 @@ class Held:
     @property
     def ids(self) -> tuple[int, ...]:
         return tuple(self._ids)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """One for each id, or none."""
+        if not self._logprobs:
+            return ()
+        return (*self._logprobs, *(UNTOLD,) * (len(self._ids) - len(self._logprobs)))
+
+    def tell(self, first_index: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Of ids that were appended just now."""
+        known = self._logprobs
+        known.extend((UNTOLD,) * (first_index - len(known)))
+        known.extend(logprobs)
 
     def digest_at(self, length: int) -> int:
         return self._digests[length - 1] if length else EMPTY_DIGEST
@@ -95,7 +112,7 @@ class Held:
         return len(ids) <= len(self._ids) and self._ids[: len(ids)] == array("I", ids)
 
     def check(self) -> None:
-        assert len(self._ids) == len(self._digests)
+        assert len(self._ids) == len(self._digests) >= len(self._logprobs)
         assert extend_digest(EMPTY_DIGEST, self._ids) == self.digest_at(len(self._ids))
 
 

@@ -150,9 +150,9 @@ class StreamLoop:
     def _perform(self, group: asyncio.TaskGroup, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Pass(number, first_index, ids):
+                case Pass(number, first_index, ids, logprobs):
                     if (client := self.clients.get(number)) is not None:
-                        client.pass_on(first_index, ids)
+                        client.pass_on(first_index, ids, logprobs)
                 case Tell():
                     self._calls.tell(effect)
                 case Accept():

@@ -19,6 +19,7 @@ from chassis.messages.request import (
     parse_timings,
     parse_usage,
 )
+from chassis.messages.sampling import TokenLogprobs, build_logprobs, parse_logprobs
 from chassis.wire import request_pb2 as pb
 
 
@@ -30,6 +31,7 @@ class Part(NamedTuple):
     first_index: int
     ids: tuple[int, ...]
     digest: int  # of all output ids up to and with these
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one an id, if the request asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def build_chunk(chunk: Chunk) -> bytes:
 
 
 def _parts(parts: Sequence[Part]) -> pb.Parts:
-    request_ids, attempts, first_indices, ids, digests = zip(*parts, strict=True)
+    request_ids, attempts, first_indices, ids, digests, logprobs = zip(*parts, strict=True)
     return pb.Parts(
         request_ids=request_ids,
         attempts=attempts,
@@ -97,6 +99,8 @@ def _parts(parts: Sequence[Part]) -> pb.Parts:
         lens=list(map(len, ids)),
         ids=list(chain.from_iterable(ids)),
         digests=digests,
+        told=[i for i, entries in enumerate(logprobs) if entries] if any(logprobs) else None,
+        logprobs=build_logprobs(list(chain.from_iterable(logprobs))),
     )
 
 
@@ -105,11 +109,26 @@ def _parse_parts(m: pb.Parts) -> Iterator[Part]:
     n = len(lens)
     whole = n == len(m.request_ids) == len(m.attempts) == len(m.first_indices) == len(m.digests)
     check(whole and sum(lens) == len(ids), "parts: columns do not add up")
+    told = _parse_told(m) if m.told else {}
     end = 0
     columns = zip(m.request_ids, m.attempts, m.first_indices, lens, m.digests, strict=True)
-    for request_id, attempt, first_index, length, digest in columns:
+    for i, (request_id, attempt, first_index, length, digest) in enumerate(columns):
         begin, end = end, end + length
-        yield Part(RequestId(request_id), Attempt(attempt), first_index, ids[begin:end], digest)
+        logprobs = told.get(i, ()) if told else ()
+        yield Part(RequestId(request_id), Attempt(attempt), first_index, ids[begin:end], digest, logprobs)
+
+
+def _parse_told(m: pb.Parts) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """By part."""
+    entries, told = parse_logprobs(m.logprobs), tuple(m.told)
+    check(max(told) < len(m.lens) and len(dict.fromkeys(told)) == len(told), "parts: told of no part")
+    check(sum(m.lens[i] for i in told) == len(entries), "parts: logprobs do not add up")
+    found: dict[int, tuple[TokenLogprobs, ...]] = {}
+    end = 0
+    for i in told:
+        begin, end = end, end + m.lens[i]
+        found[i] = entries[begin:end]
+    return found
 
 
 def parse_chunk(data: bytes) -> Chunk:

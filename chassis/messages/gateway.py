@@ -4,6 +4,7 @@ Other front doors speak in the same value types; only this file sees their proto
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chassis.ids import RequestId
 from chassis.messages import parse
@@ -41,6 +42,16 @@ class GenerateCall:
     timeout_ms: int = 0
     resume_window_s: int = 0
     client_key: str = ""
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()  # by id
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    n: int | None = None  # choices
     tenant: str = ""
     time_left_ms: int | None = None  # until the call's own deadline
 
@@ -50,6 +61,22 @@ class Accepted:
     request_id: RequestId
     prompt_tokens: int
     seed: int
+    choice: int = 0
+
+
+class TopLogprob(NamedTuple):
+    id: int
+    logprob: float
+    token: bytes  # the id's
+
+
+class IdLogprobs(NamedTuple):
+    """Of one output id. `rank` 0: not known."""
+
+    logprob: float
+    rank: int
+    token: bytes
+    top: tuple[TopLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +86,8 @@ class Delta:
     text: str
     ids: tuple[int, ...]
     first_index: int
+    logprobs: tuple[IdLogprobs, ...] = ()  # one an id, if asked for
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +95,7 @@ class Finished:
     reason: Reason
     usage: Usage
     timings: Timings
+    choice: int = 0
 
 
 GenerateEvent = Accepted | Delta | Finished
@@ -105,6 +135,16 @@ def parse_generate(data: bytes) -> GenerateCall:
         timeout_ms=m.timeout_ms,
         resume_window_s=m.resume_window_s,
         client_key=m.client_key,
+        min_p=m.min_p if m.HasField("min_p") else None,
+        typical_p=m.typical_p if m.HasField("typical_p") else None,
+        repetition_penalty=m.repetition_penalty if m.HasField("repetition_penalty") else None,
+        presence_penalty=m.presence_penalty if m.HasField("presence_penalty") else None,
+        frequency_penalty=m.frequency_penalty if m.HasField("frequency_penalty") else None,
+        logit_bias=tuple(sorted(m.logit_bias.items())),
+        allowed_token_ids=tuple(m.allowed_token_ids),
+        bad_words=tuple(m.bad_words),
+        top_logprobs=m.top_logprobs if m.HasField("top_logprobs") else None,
+        n=m.n if m.HasField("n") else None,
     )
 
 
@@ -145,7 +185,10 @@ def _turns(chat: pb.Chat) -> tuple[Turn, ...]:
 def build_event(event: GenerateEvent) -> bytes:
     match event:
         case Delta(text, ids, first_index):
-            m = pb.GenerateEvent(delta=pb.Delta(text=text, ids=ids, first_index=first_index))
+            delta = pb.Delta(text=text, ids=ids, first_index=first_index)
+            if event.logprobs:
+                delta.logprobs.extend(map(_logprobs, event.logprobs))
+            m = pb.GenerateEvent(delta=delta)
         case Accepted(request_id, prompt_tokens, seed):
             accepted = pb.Accepted(request_id=request_id, prompt_tokens=prompt_tokens, seed=seed)
             m = pb.GenerateEvent(accepted=accepted)
@@ -161,7 +204,13 @@ def build_event(event: GenerateEvent) -> bytes:
                     decode_us=timings.decode_us + timings.interrupted_us,
                 )
             )
+    m.choice = event.choice
     return m.SerializeToString()
+
+
+def _logprobs(entry: IdLogprobs) -> pb.TokenLogprobs:
+    top = [pb.TopLogprob(id=t.id, logprob=t.logprob, token=t.token) for t in entry.top]
+    return pb.TokenLogprobs(logprob=entry.logprob, rank=entry.rank, token=entry.token, top=top)
 
 
 def build_cancel_reply() -> bytes:

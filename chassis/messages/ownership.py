@@ -7,6 +7,7 @@ from enum import Enum
 
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages import BadMessage, check, check_id, parse
+from chassis.messages.sampling import TokenLogprobs, build_logprobs, parse_logprobs
 from chassis.wire import request_pb2 as pb
 
 _ACK_TOKEN = re.compile(r"[\x21-\x7e]{1,1000}")  # where an answer is published
@@ -36,6 +37,7 @@ class TakeoverAnswer:
     attempt: Attempt  # of the question
     ids: tuple[int, ...] | None
     minimum: Attempt | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the ids, if the request asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,10 @@ def build_to_batcher(message: ToBatcher) -> bytes:
                     request_id=request_id, attempt=attempt, ack_token=ack_token, cancelled=cancelled
                 )
             )
-        case TakeoverAnswer(request_id, gateway, attempt, ids, minimum):
+        case TakeoverAnswer(request_id, gateway, attempt, ids, minimum, logprobs):
             answer = pb.TakeoverAnswer(request_id=request_id, gateway=gateway, attempt=attempt)
             if ids is not None:
-                answer.yes.ids.extend(ids)
-                answer.yes.SetInParent()
+                answer.yes.CopyFrom(pb.Ids(ids=ids, logprobs=build_logprobs(logprobs)))
             else:
                 answer.no_minimum = minimum or 0
             m.takeover.CopyFrom(answer)
@@ -158,12 +159,15 @@ def _parse_takeover_answer(t: pb.TakeoverAnswer) -> TakeoverAnswer:
     which = t.WhichOneof("answer")
     check(which is not None, "takeover answer: neither yes nor no")
     yes = which == "yes"
+    logprobs = parse_logprobs(t.yes.logprobs) if yes and t.yes.HasField("logprobs") else ()
+    check(not logprobs or len(logprobs) == len(t.yes.ids), "takeover answer: logprobs do not add up")
     return TakeoverAnswer(
         RequestId(t.request_id),
         GatewayId(t.gateway),
         Attempt(t.attempt),
         tuple(t.yes.ids) if yes else None,
         None if yes else Attempt(t.no_minimum),
+        logprobs,
     )
 
 

@@ -9,7 +9,13 @@ from enum import Enum
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages import BadMessage, check, check_id, parse
 from chassis.messages.sampling import Sampling as Sampling
-from chassis.messages.sampling import build_sampling, parse_sampling
+from chassis.messages.sampling import (
+    TokenLogprobs,
+    build_logprobs,
+    build_sampling,
+    parse_logprobs,
+    parse_sampling,
+)
 from chassis.wire import request_pb2 as pb
 
 IDS_MAX = 1 << 20
@@ -105,6 +111,7 @@ class Terminal:
     body_digest: bytes = b""
     model: str = ""  # whose tokens these are
     stop: tuple[bytes, ...] = ()  # the request's, so that its text can be told without it
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the first output ids, up to a limit
 
 
 Record = Claim | Cancel | Terminal
@@ -245,6 +252,7 @@ def build_record(record: Record) -> bytes:
                     body_digest=record.body_digest,
                     model=record.model,
                     stop=record.stop,
+                    logprobs=build_logprobs(record.logprobs),
                 )
             )
     return m.SerializeToString()
@@ -278,6 +286,7 @@ def parse_record(data: bytes) -> Record:
                 body_digest=t.body_digest,
                 model=t.model,
                 stop=tuple(t.stop),
+                logprobs=parse_logprobs(t.logprobs) if t.HasField("logprobs") else (),
             )
         case _:
             raise BadMessage("record: no kind")

@@ -67,6 +67,9 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...] = ()
 
 
+UNTOLD = TokenLogprobs(0.0, 0)  # rank 0: nobody who knew is left
+
+
 def build_sampling(s: Sampling) -> pb.Sampling:
     m = pb.Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, logprobs=s.logprobs)
     if s.shaping is not None:

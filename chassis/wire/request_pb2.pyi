@@ -141,7 +141,7 @@ class CancelMark(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Terminal(_message.Message):
-    __slots__ = ("attempt", "boot", "reason", "output_ids", "byte_cut", "usage", "timings", "error", "tenant", "body_digest", "model", "stop")
+    __slots__ = ("attempt", "boot", "reason", "output_ids", "byte_cut", "usage", "timings", "error", "tenant", "body_digest", "model", "stop", "logprobs")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class Terminal(_message.Message):
     BODY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     boot: str
     reason: str
@@ -166,7 +167,8 @@ class Terminal(_message.Message):
     body_digest: bytes
     model: str
     stop: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ..., output_ids: _Optional[_Iterable[int]] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., tenant: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., model: _Optional[str] = ..., stop: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    logprobs: Logprobs
+    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ..., output_ids: _Optional[_Iterable[int]] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., tenant: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., model: _Optional[str] = ..., stop: _Optional[_Iterable[bytes]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens")
@@ -209,20 +211,24 @@ class Chunk(_message.Message):
     def __init__(self, boot: _Optional[str] = ..., number: _Optional[int] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ...) -> None: ...
 
 class Parts(_message.Message):
-    __slots__ = ("request_ids", "attempts", "first_indices", "lens", "ids", "digests")
+    __slots__ = ("request_ids", "attempts", "first_indices", "lens", "ids", "digests", "told", "logprobs")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDICES_FIELD_NUMBER: _ClassVar[int]
     LENS_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     attempts: _containers.RepeatedScalarFieldContainer[int]
     first_indices: _containers.RepeatedScalarFieldContainer[int]
     lens: _containers.RepeatedScalarFieldContainer[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     digests: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., lens: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+    told: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: Logprobs
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., lens: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., told: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("request_id", "attempt", "length", "digest", "reason", "byte_cut", "usage", "timings", "error")
@@ -305,10 +311,12 @@ class TakeoverAnswer(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., gateway: _Optional[str] = ..., attempt: _Optional[int] = ..., yes: _Optional[_Union[Ids, _Mapping]] = ..., no_minimum: _Optional[int] = ...) -> None: ...
 
 class Ids(_message.Message):
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "logprobs")
     IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    logprobs: Logprobs
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("request_id", "attempt", "gateway", "held")

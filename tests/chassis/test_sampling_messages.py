@@ -1,11 +1,19 @@
 """Sampling parameters and log probabilities survive the wire, and what no worker could follow is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages import BadMessage
+from chassis.messages import chunk as c
+from chassis.messages import gateway as g
+from chassis.messages import ownership as o
 from chassis.messages import pipeline as p
 from chassis.messages import sampling as s
+from chassis.messages.request import Reason, Terminal, build_record, parse_record
+from chassis.wire import gateway_pb2
 from chassis.wire import request_pb2 as pb
 
 SHAPING = s.Shaping(
@@ -112,3 +120,85 @@ def test_a_record_keeps_log_probabilities_up_to_its_limit() -> None:
     one = s.TokenLogprobs(-1.0, 1, tuple(range(15)), (-1.0,) * 15)
     assert len(s.recorded([one] * 5000)) == s.RECORD_LOGPROBS_MAX // 16
     assert s.recorded(ENTRIES) == ENTRIES
+
+
+# ---- on the bus -------------------------------------------------------------------------------------
+
+
+def test_parts_carry_the_log_probabilities_of_those_that_ask() -> None:
+    parts = (
+        c.Part(RequestId("a"), Attempt(1), 0, (1, 2), 5),
+        c.Part(RequestId("b"), Attempt(1), 3, (4, 5), 6, ENTRIES[:2]),
+        c.Part(RequestId("d"), Attempt(2), 0, (6,), 7, ENTRIES[2:]),
+    )
+    chunk = c.Chunk(BootId("boot"), 1, parts, ())
+    assert c.parse_chunk(c.build_chunk(chunk)) == chunk
+    plain = c.Chunk(BootId("boot"), 1, parts[:1], ())
+    wire = pb.Chunk.FromString(c.build_chunk(plain)).parts
+    assert not wire.told and not wire.HasField("logprobs")
+
+
+@pytest.mark.parametrize("told", [(0,), (0, 1), (1, 1), (2,)])
+def test_log_probabilities_of_other_parts_are_refused(told: tuple[int, ...]) -> None:
+    part = c.Part(RequestId("a"), Attempt(1), 0, (1, 2), 5)
+    three = c.Part(RequestId("b"), Attempt(1), 0, (4, 5, 6), 6, ENTRIES)
+    message = pb.Chunk.FromString(c.build_chunk(c.Chunk(BootId("boot"), 1, (part, three), ())))
+    del message.parts.told[:]
+    message.parts.told.extend(told)
+    with pytest.raises(BadMessage):
+        c.parse_chunk(message.SerializeToString())
+
+
+def test_a_record_tells_log_probabilities() -> None:
+    terminal = Terminal(Attempt(1), BootId("boot"), Reason.LENGTH, (7, 8, 9, 4), logprobs=ENTRIES)
+    assert parse_record(build_record(terminal)) == terminal
+    assert parse_record(build_record(replace(terminal, logprobs=()))) == replace(terminal, logprobs=())
+
+
+def test_a_takeover_answer_tells_what_its_ids_had() -> None:
+    answer = o.TakeoverAnswer(RequestId("r"), GatewayId("g"), Attempt(2), (7, 8, 9), None, ENTRIES)
+    assert o.parse_to_batcher(o.build_to_batcher(answer)) == answer
+    with pytest.raises(BadMessage):
+        o.parse_to_batcher(o.build_to_batcher(replace(answer, logprobs=ENTRIES[:2])))
+
+
+# ---- from and to clients ----------------------------------------------------------------------------
+
+
+def test_every_parameter_of_a_call_arrives() -> None:
+    m = gateway_pb2.GenerateRequest(
+        prompt="x",
+        min_p=0.25,
+        typical_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=0,
+        logit_bias={9: 1.5, 3: -100},
+        allowed_token_ids=[5, 4],
+        bad_words=["no", "never"],
+        top_logprobs=0,
+        n=3,
+    )
+    call = g.parse_generate(m.SerializeToString())
+    assert (call.min_p, call.typical_p, call.repetition_penalty) == (0.25, 0.5, 1.5)
+    assert (call.presence_penalty, call.frequency_penalty) == (-1.0, 0.0)
+    assert call.logit_bias == ((3, -100.0), (9, 1.5)) and call.allowed_token_ids == (5, 4)
+    assert call.bad_words == ("no", "never") and (call.top_logprobs, call.n) == (0, 3)
+    plain = g.parse_generate(gateway_pb2.GenerateRequest(prompt="x").SerializeToString())
+    assert plain == g.GenerateCall(prompt="x")
+
+
+def test_text_that_is_none_is_found_beside_a_map() -> None:
+    m = gateway_pb2.GenerateRequest(logit_bias={9: 1.5}, bad_words=["aa", "bb"])
+    data = m.SerializeToString().replace(b"bb", b"b\xff")
+    with pytest.raises(BadMessage, match=r"bad_words\[1\]"):
+        g.parse_generate(data)
+
+
+def test_a_delta_carries_log_probabilities_and_its_choice() -> None:
+    entry = g.IdLogprobs(-0.5, 2, b"a", (g.TopLogprob(7, -0.25, b"b"),))
+    m = gateway_pb2.GenerateEvent.FromString(g.build_event(g.Delta("a", (3,), 4, (entry,), 2)))
+    assert m.choice == 2 and list(m.delta.ids) == [3] and m.delta.first_index == 4
+    (told,) = m.delta.logprobs
+    assert (told.logprob, told.rank, told.token) == (-0.5, 2, b"a")
+    assert [(t.id, t.logprob, t.token) for t in told.top] == [(7, -0.25, b"b")]

@@ -42,6 +42,7 @@ from chassis.messages.request import (
     build_record,
     parse_request,
 )
+from chassis.messages.sampling import TokenLogprobs
 from chassis.ports import Ports
 from chassis.trace import SpanRing
 from chassis.transport.memory import MemoryNetwork
@@ -150,11 +151,18 @@ class ScriptedBatcher:
         appended = await self.bus.append(subjects.result(job.request.id), record, expected_seq=job.record_seq)
         job.record_seq = appended.seq
 
-    def send(self, job: Job, *ids: int, to: GatewayId | None = None, finish: Finish | None = None) -> None:
+    def send(
+        self,
+        job: Job,
+        *ids: int,
+        to: GatewayId | None = None,
+        finish: Finish | None = None,
+        told: tuple[TokenLogprobs, ...] = (),
+    ) -> None:
         gateway = to or job.request.gateway
         first_index = len(job.ids)
         job.ids += ids
-        part = Part(job.request.id, Attempt(1), first_index, ids, extend_digest(0, job.ids))
+        part = Part(job.request.id, Attempt(1), first_index, ids, extend_digest(0, job.ids), told)
         number = self._numbers[gateway] = self._numbers.get(gateway, 0) + 1
         chunk = Chunk(self.boot, number, (part,) if ids else (), (finish,) if finish else ())
         self.bus.publish(subjects.chunks(gateway), build_chunk(chunk))
@@ -167,6 +175,7 @@ class ScriptedBatcher:
         byte_cut: int | None = None,
         tell: bool = True,
         error: str = "",
+        told: tuple[TokenLogprobs, ...] = (),
     ) -> None:
         request = job.request
         usage = Usage(len(request.prompt_ids), 0, len(job.ids))
@@ -182,6 +191,7 @@ class ScriptedBatcher:
             body_digest=request.body_digest,
             model=request.model,
             stop=request.limits.stop,
+            logprobs=told,
         )
         subject = subjects.result(request.id)
         await self.bus.append(subject, build_record(terminal), expected_seq=job.record_seq)

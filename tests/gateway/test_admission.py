@@ -189,6 +189,16 @@ CHANGES: dict[str, Any] = {
     "timeout_ms": 1,
     "resume_window_s": 1,
     "client_key": None,
+    "min_p": 0.5,
+    "typical_p": 0.5,
+    "repetition_penalty": 0.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": ((1, 0.5),),
+    "allowed_token_ids": (1,),
+    "bad_words": ("x",),
+    "top_logprobs": 1,
+    "n": 1,
     "tenant": None,  # part of the id
     "time_left_ms": None,
 }

@@ -6,6 +6,7 @@ from chassis.ids import Attempt, RequestId
 from chassis.messages.card import TokenBytes
 from chassis.messages.gateway import Accepted, Delta, Finished, GenerateEvent
 from chassis.messages.request import Reason, Timings, Usage
+from chassis.messages.sampling import TokenLogprobs
 from gateway.clients import Client
 from gateway.detokenizer import OutputText
 from gateway.events import Accept, End
@@ -31,3 +32,18 @@ def test_the_ends_text_is_told_without_ids_and_again_to_who_missed_the_end() -> 
     assert first[1:3] == [Delta("ab", ids, 0), Delta("\ufffd", (), 3)]
     again = asyncio.run(_events(ids, ()))
     assert again[1] == Delta("\ufffd", (), 3)
+
+
+def test_ids_that_nobody_told_of_are_marked_among_those_told() -> None:
+    async def events() -> list[GenerateEvent]:
+        client = Client(1, R)
+        client.accept(Accept(1, R, "m", (), (), None), OutputText(TABLE))
+        client.pass_on(0, (97,))
+        client.pass_on(1, (98,), (TokenLogprobs(-1.0, 2),))
+        client.pass_on(2, (99,))
+        client.finish(End(1, Reason.LENGTH, 3, None, Usage(), Timings(), Attempt(1)))
+        return [event async for event in client.events()]
+
+    delta = asyncio.run(events())[1]
+    assert isinstance(delta, Delta)
+    assert [(told.rank, told.token) for told in delta.logprobs] == [(0, b"a"), (2, b"b"), (0, b"c")]

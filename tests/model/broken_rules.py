@@ -6,13 +6,15 @@ They are subclasses of the real core and of the toy gateway: production code kno
 from dataclasses import dataclass, field
 
 from batcher import events as e
+from batcher.audience import Parts
 from batcher.holding import State
 from batcher.ownership import Ownership
 from batcher.tenure import Tenure
-from chassis.ids import AckToken, Attempt, GatewayId
+from chassis.ids import AckToken, Attempt
 from chassis.messages.chunk import Finish, Part
 from chassis.messages.ownership import Refused
 from chassis.messages.request import Cancel, Claim, Record, Terminal
+from chassis.messages.sampling import TokenLogprobs
 from tests.model.toy_gateway import ToyGateway
 
 
@@ -41,8 +43,8 @@ class FinishesBeforeTheRecord(Tenure):
 
 @dataclass(slots=True)
 class SendsBeforeTheClaim(Tenure):
-    def on_tokens(self, ids: tuple[int, ...], parts: dict[GatewayId, list[Part]]) -> None:
-        Tenure.on_tokens(self, ids, parts)
+    def on_tokens(self, ids: tuple[int, ...], parts: Parts, told: TokenLogprobs | None = None) -> None:
+        Tenure.on_tokens(self, ids, parts, told)
         if self.state is State.CLAIMING:
             self._send_parts()
 

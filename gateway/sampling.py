@@ -1,0 +1,123 @@
+"""Pure. The sampling parameters of a call: their ranges, and what becomes of them in its request.
+
+Rules: a refusal names field and limit; what a call leaves open costs nothing later, because it is not there.
+"""
+
+from chassis.errors import Code, Status
+from chassis.messages.gateway import GenerateCall
+from chassis.messages.sampling import (
+    ALLOWED_IDS_LEN_MAX,
+    BAD_WORD_BYTES_MAX,
+    BAD_WORDS_LEN_MAX,
+    LOGIT_BIAS_LEN_MAX,
+    LOGIT_BIAS_MAX,
+    NO_SHAPING,
+    PENALTY_MAX,
+    REPETITION_PENALTY_MAX,
+    TOP_LOGPROBS_MAX,
+    Sampling,
+    Shaping,
+)
+
+TEMPERATURE_MAX = 2.0
+GREEDY_BELOW = 1e-5
+CHOICES_MAX = 16
+U32_MAX = 0xFFFFFFFF
+U64_MAX = 0xFFFFFFFFFFFFFFFF
+BadWords = tuple[tuple[int, ...], ...]
+
+
+def check_sampling(call: GenerateCall) -> None:
+    """What needs no model. Raises Status."""
+    _check_range("temperature", call.temperature, 0, TEMPERATURE_MAX)
+    _check_range("top_p", call.top_p, 0, 1, above=True)
+    if call.top_k is not None and not 0 <= call.top_k <= U32_MAX:
+        raise _invalid(f"top_k: {call.top_k}; 0 (off) to {U32_MAX}")
+    _check_range("min_p", call.min_p, 0, 1)
+    _check_range("typical_p", call.typical_p, 0, 1, above=True)
+    _check_range("repetition_penalty", call.repetition_penalty, 0, REPETITION_PENALTY_MAX, above=True)
+    _check_range("presence_penalty", call.presence_penalty, -PENALTY_MAX, PENALTY_MAX)
+    _check_range("frequency_penalty", call.frequency_penalty, -PENALTY_MAX, PENALTY_MAX)
+    if call.seed is not None and not 0 <= call.seed <= U64_MAX:
+        raise _invalid(f"seed: {call.seed}; 0 to {U64_MAX}")
+    if call.top_logprobs is not None and not 0 <= call.top_logprobs <= TOP_LOGPROBS_MAX:
+        raise _invalid(f"top_logprobs: {call.top_logprobs}; 0 to {TOP_LOGPROBS_MAX}")
+    _check_lists(call)
+    if call.n is not None and not 1 <= call.n <= CHOICES_MAX:
+        raise _invalid(f"n: {call.n}; 1 to {CHOICES_MAX}")
+    if (call.n or 1) > 1 and temperature_of(call) == 0:
+        raise _invalid(f"n: {call.n}; 1 with temperature 0, all choices would be the same")
+
+
+def _check_lists(call: GenerateCall) -> None:
+    if len(call.logit_bias) > LOGIT_BIAS_LEN_MAX:
+        raise _invalid(f"logit_bias: {len(call.logit_bias)} ids; at most {LOGIT_BIAS_LEN_MAX}")
+    for token_id, bias in call.logit_bias:
+        _check_range(f"logit_bias[{token_id}]", bias, -LOGIT_BIAS_MAX, LOGIT_BIAS_MAX)
+    if len(call.allowed_token_ids) > ALLOWED_IDS_LEN_MAX:
+        raise _invalid(f"allowed_token_ids: {len(call.allowed_token_ids)}; at most {ALLOWED_IDS_LEN_MAX}")
+    if len(call.bad_words) > BAD_WORDS_LEN_MAX:
+        raise _invalid(f"bad_words: {len(call.bad_words)} strings; at most {BAD_WORDS_LEN_MAX}")
+    for i, word in enumerate(call.bad_words):
+        try:
+            size = len(word.encode())
+        except UnicodeEncodeError:
+            raise _invalid(f"bad_words[{i}]: not valid Unicode") from None
+        if not word.strip() or size > BAD_WORD_BYTES_MAX:
+            raise _invalid(f"bad_words[{i}]: 1 to {BAD_WORD_BYTES_MAX} bytes, and not only space")
+
+
+def _check_range(field: str, value: float | None, least: float, most: float, above: bool = False) -> None:
+    """`above`: `least` itself is not in it. What is no number is not in any."""
+    if value is not None and not (least < value <= most if above else least <= value <= most):
+        says = f"above {least:g}, up to {most:g}" if above else f"{least:g} to {most:g}"
+        raise _invalid(f"{field}: {value:g}; {says}")
+
+
+def check_ids(call: GenerateCall, model: str, vocab_size: int) -> None:
+    """Against the model's vocabulary. Raises Status."""
+    biased = tuple(token_id for token_id, _ in call.logit_bias)
+    named = (
+        ("token_ids", call.token_ids or ()),
+        ("stop_token_ids", call.stop_token_ids),
+        ("logit_bias", biased),
+        ("allowed_token_ids", call.allowed_token_ids),
+    )
+    for name, ids in named:
+        if (outside := next((i for i in ids if not 0 <= i < vocab_size), None)) is not None:
+            raise _invalid(f"{name}: {outside}; below {vocab_size}, the vocabulary of {model}")
+
+
+def temperature_of(call: GenerateCall) -> float:
+    temperature = 1.0 if call.temperature is None else call.temperature
+    return temperature if temperature >= GREEDY_BELOW else 0.0
+
+
+def sampling_of(call: GenerateCall, bad_words: BadWords = ()) -> Sampling:
+    """`bad_words`: in ids, all their forms."""
+    shaping = Shaping(
+        min_p=call.min_p or 0.0,
+        typical_p=1.0 if call.typical_p is None else call.typical_p,
+        repetition_penalty=1.0 if call.repetition_penalty is None else call.repetition_penalty,
+        presence_penalty=call.presence_penalty or 0.0,
+        frequency_penalty=call.frequency_penalty or 0.0,
+        logit_bias=tuple(sorted((token_id, bias) for token_id, bias in call.logit_bias if bias)),
+        allowed_ids=tuple(sorted(dict.fromkeys(call.allowed_token_ids))),
+        bad_words=bad_words,
+    )
+    return Sampling(
+        temperature=temperature_of(call),
+        top_k=call.top_k or 0,
+        top_p=1.0 if call.top_p is None else call.top_p,
+        shaping=shaping if shaping != NO_SHAPING else None,
+        logprobs=call.top_logprobs,
+    )
+
+
+def forms_of(bad_words: tuple[str, ...]) -> tuple[str, ...]:
+    """Each with and without a space before it: many vocabularies have both."""
+    return tuple(dict.fromkeys(form for word in bad_words for form in (word, " " + word.lstrip())))
+
+
+def _invalid(message: str) -> Status:
+    return Status(Code.INVALID_ARGUMENT, message)
