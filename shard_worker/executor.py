@@ -5,6 +5,7 @@ The shell calls an executor from one thread at a time; calls block. Implementati
 Nothing here imports torch.
 """
 
+from ctypes import Structure
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +72,7 @@ class StepInputs:
     seeds: U64  # [k]
     output_index: I32  # [k]
     shaping: "ShapingColumns | None" = None  # None: no row wants more
+    compiled: Structure | None = None  # the same as compiled code takes it (`native.library.Step`), if it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,21 @@
-"""Pure. Every sequence's block table and sampling parameters, kept as columns over slots.
+"""Pure. Every sequence's block table and sampling parameters, kept as columns over slots, in numpy.
 
 A step brings deltas: freed slots are forgotten first, fresh rows replace their slot's table and
 parameters, other rows append to theirs. `apply` checks the whole step before it changes anything and
 loops over nothing but the fresh rows, so that a step costs microseconds. What it hands out is copied:
-tables may change while a step computes.
+tables may change while a step computes. With compiled code `native/tables.py` does the same, sooner.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chassis.messages import BadMessage
-from chassis.messages.pipeline import FLAG_FRESH, FLAG_SAMPLES, Step
-from shard_worker.executor import I32, I64, ShapingColumns, StepInputs
-from shard_worker.shaping import SlotShape, columns
+from chassis.messages.pipeline import FLAG_FRESH, FLAG_SAMPLES, PackedStep, Step, unpacked
+from shard_worker.executor import I32, I64, StepInputs
+from shard_worker.shaping import SlotShapes
 
 Bool = NDArray[np.bool_]
 
@@ -33,13 +34,19 @@ class TableLimits:
         return -(-self.context_len_max // self.block_size_tokens)
 
 
+class Tables(Protocol):
+    """The state of one epoch on one stage; a new epoch starts with empty tables."""
+
+    def take(self, step: PackedStep) -> StepInputs:
+        """Takes in the step's deltas and lays the step out. Raises BadMessage, and then changes nothing."""
+
+
 class SlotTables:
-    """The state of one epoch on one stage; a new epoch starts with empty tables. Only the last `samples`."""
+    """`Tables` in numpy. Only the last stage `samples`."""
 
     def __init__(self, limits: TableLimits, samples: bool = True) -> None:
         self.limits = limits
-        self._samples = samples
-        self._shapes: dict[int, SlotShape] = {}  # of the slots that want more than the columns hold
+        self.shapes = SlotShapes(limits.vocab_size, samples)
         n = limits.slots_max
         self._tables: I32 = np.zeros((n, limits.blocks_per_sequence_max), np.int32)
         self._lens: I64 = np.zeros(n, np.int64)  # blocks in each table
@@ -50,23 +57,24 @@ class SlotTables:
         self._top_p = np.ones(n, np.float32)
         self._seeds = np.zeros(n, np.uint64)
 
+    def take(self, step: PackedStep) -> StepInputs:
+        return self.apply(unpacked(step))
+
     def apply(self, step: Step) -> StepInputs:
-        """Takes in the step's deltas and lays the step out. Raises BadMessage, and then changes nothing."""
+        """Raises BadMessage, and then changes nothing."""
         slots = step.slots.astype(np.int64)
         starts = step.starts.astype(np.int64)
         ends = starts + step.num_tokens
         fresh = (step.flags & FLAG_FRESH) != 0
         self._check(step, slots, starts, ends, fresh)
-        begun = self._begin_shapes(step, slots, starts, fresh) if len(step.fresh) else {}
-        if self._shapes:
-            self._check_shapes(step, slots, starts, fresh)
+        follow = self.shapes.check(step)
         self._known[step.freed_slots] = False
         if len(step.fresh):
             self._start(step, slots[fresh])
         if len(step.table):
             self._append(step, slots)
-        if self._shapes or begun:
-            self._follow(step, slots, fresh, begun)
+        if follow is not None:
+            follow()
         return self._lay_out(step, slots, starts, ends)
 
     def check(self) -> None:
@@ -114,48 +122,6 @@ class SlotTables:
         self._top_p[slots] = [f.sampling.top_p for f in step.fresh]
         self._seeds[slots] = np.array([f.seed for f in step.fresh], np.uint64)
 
-    # ---- what few slots want -----------------------------------------------------------------------
-
-    def _begin_shapes(self, step: Step, slots: I64, starts: I64, fresh: Bool) -> dict[int, SlotShape]:
-        """Of fresh rows. Raises BadMessage, and changes nothing."""
-        begun = {}
-        if self._samples:
-            for start, row in zip(step.fresh, fresh.nonzero()[0].tolist(), strict=True):
-                sampling = start.sampling
-                if sampling.shaping is None and sampling.logprobs is None and not start.min_tokens:
-                    continue
-                begun[int(slots[row])] = SlotShape(start, self.limits.vocab_size)
-                if start.prompt_len and len(start.before) != starts[row]:
-                    raise BadMessage("step: a start without the ids so far")
-        return begun
-
-    def _check_shapes(self, step: Step, slots: I64, starts: I64, fresh: Bool) -> None:
-        """Who follows the ids sees each once, in order."""
-        for row, slot in enumerate(slots.tolist()):
-            shape = self._shapes.get(slot)
-            if shape is not None and shape.follows and not fresh[row] and shape.length != starts[row]:
-                raise BadMessage("step: a row goes back")
-
-    def _follow(self, step: Step, slots: I64, fresh: Bool, begun: dict[int, SlotShape]) -> None:
-        for slot in (*step.freed_slots.tolist(), *slots[fresh].tolist()):
-            self._shapes.pop(slot, None)
-        self._shapes |= begun
-        end = 0
-        for slot, count in zip(slots.tolist(), step.num_tokens.tolist(), strict=True):
-            first, end = end, end + count
-            shape = self._shapes.get(slot)
-            if shape is not None and shape.follows:
-                shape.follow(step.token_ids[first:end].tolist())
-
-    def _shaping(self, sampling: I64, output_index: I32) -> ShapingColumns | None:
-        """`sampling`: slots of the rows that sample."""
-        shaped = [
-            (place, shape)
-            for place, slot in enumerate(sampling.tolist())
-            if (shape := self._shapes.get(slot)) is not None
-        ]
-        return columns(shaped, output_index) if shaped else None
-
     def _append(self, step: Step, slots: I64) -> None:
         added = step.table_lens.astype(np.int64)
         begins = np.cumsum(added) - added
@@ -191,5 +157,5 @@ class SlotTables:
             top_p=self._top_p.take(sampling),
             seeds=self._seeds.take(sampling),
             output_index=output_index,
-            shaping=self._shaping(sampling, output_index) if self._shapes else None,
+            shaping=self.shapes.columns(sampling, output_index),
         )

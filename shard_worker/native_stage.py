@@ -191,17 +191,10 @@ class NativeStage:
 
     def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
         assert self._memory is not None, "run before attach"
-        num_tokens, step = len(inputs.token_ids), self._step
+        num_tokens = len(inputs.token_ids)
         assert 0 < num_tokens <= self._memory.step_tokens_max
         num_bytes = num_tokens * self._row_bytes
-        step.num_tokens, step.num_rows = num_tokens, len(inputs.context_lens)
-        step.token_ids = native.address(inputs.token_ids)
-        step.positions = native.address(inputs.positions)
-        step.row_offsets = native.address(inputs.row_offsets)
-        step.kv_slots = native.address(inputs.kv_slots)
-        tables = _rows_apart(inputs.block_tables)
-        step.block_tables = tables.__array_interface__["data"][0]
-        step.table_stride = tables.strides[0] // tables.itemsize
+        step = inputs.compiled if isinstance(inputs.compiled, native.Step) else self._filled(inputs)
         if self.weights.embedding is None:
             assert activations.nbytes == num_bytes
             step.activations_in = native.address(np.frombuffer(activations, np.uint8))
@@ -209,6 +202,17 @@ class NativeStage:
         step.activations_out = None if last else native.address(self._sent)
         self._library.shoal_stage_run(self._stage, ctypes.byref(step))
         return NO_BYTES if last else self._sent_bytes[:num_bytes]
+
+    def _filled(self, inputs: StepInputs) -> native.Step:
+        step, self._tables = self._step, _rows_apart(inputs.block_tables)
+        step.num_tokens, step.num_rows = len(inputs.token_ids), len(inputs.context_lens)
+        step.token_ids = native.address(inputs.token_ids)
+        step.positions = native.address(inputs.positions)
+        step.row_offsets = native.address(inputs.row_offsets)
+        step.kv_slots = native.address(inputs.kv_slots)
+        step.block_tables = self._tables.__array_interface__["data"][0]
+        step.table_stride = self._tables.strides[0] // self._tables.itemsize
+        return step
 
     def logits(self, tokens: I64) -> torch.Tensor:
         count = len(tokens)

@@ -5,7 +5,8 @@ in steps, and what never comes by (a cached prefix, a sequence started again) co
 So whoever resumes a sequence, at whatever place, has the same counts. Slots that use none have no entry here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chassis.messages import BadMessage
-from chassis.messages.pipeline import SlotStart
+from chassis.messages.pipeline import FLAG_FRESH, SlotStart, Step
 from chassis.messages.sampling import NO_SHAPING
 from shard_worker.executor import F32, I64, ShapingColumns
 
@@ -117,6 +118,67 @@ class SlotShape:
         else:
             whole = len(bans) >= self._vocab_size
         return [] if whole else list(bans)
+
+
+class SlotShapes:
+    """The shapes of one epoch's slots; only the last stage `samples`, others keep none."""
+
+    def __init__(self, vocab_size: int, samples: bool) -> None:
+        self._vocab_size = vocab_size
+        self._samples = samples
+        self.by_slot: dict[int, SlotShape] = {}
+
+    def concerned(self, fresh: Sequence[SlotStart]) -> bool:
+        """A step with these starts has something to `check` here."""
+        return bool(self.by_slot) or (self._samples and any(map(_wants, fresh)))
+
+    def check(self, step: Step) -> Callable[[], None] | None:
+        """Of a step that is fine otherwise; changes nothing. Returns what takes it in. Raises BadMessage."""
+        if not self.concerned(step.fresh):
+            return None
+        fresh = (step.flags & FLAG_FRESH) != 0
+        begun = self._begun(step, fresh)
+        for row, slot in enumerate(step.slots.tolist()):  # who follows the ids sees each once, in order
+            shape = self.by_slot.get(slot)
+            if shape is not None and shape.follows and not fresh[row] and shape.length != step.starts[row]:
+                raise BadMessage("step: a row goes back")
+        return partial(self._follow, step, fresh, begun)
+
+    def _begun(self, step: Step, fresh: NDArray[np.bool_]) -> dict[int, SlotShape]:
+        begun = {}
+        for start, row in zip(step.fresh, fresh.nonzero()[0].tolist(), strict=True):
+            if self._samples and _wants(start):
+                begun[int(step.slots[row])] = SlotShape(start, self._vocab_size)
+                if start.prompt_len and len(start.before) != step.starts[row]:
+                    raise BadMessage("step: a start without the ids so far")
+        return begun
+
+    def _follow(self, step: Step, fresh: NDArray[np.bool_], begun: dict[int, SlotShape]) -> None:
+        for slot in (*step.freed_slots.tolist(), *step.slots[fresh].tolist()):
+            self.by_slot.pop(slot, None)
+        self.by_slot |= begun
+        end = 0
+        for slot, count in zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True):
+            first, end = end, end + count
+            shape = self.by_slot.get(slot)
+            if shape is not None and shape.follows:
+                shape.follow(step.token_ids[first:end].tolist())
+
+    def columns(self, sampling: I64, output_index: NDArray[np.int32]) -> ShapingColumns | None:
+        """`sampling`: slots of the rows that sample."""
+        if not self.by_slot:
+            return None
+        shaped = [
+            (place, shape)
+            for place, slot in enumerate(sampling.tolist())
+            if (shape := self.by_slot.get(slot)) is not None
+        ]
+        return columns(shaped, output_index) if shaped else None
+
+
+def _wants(start: SlotStart) -> bool:
+    """More than the sampling columns hold."""
+    return start.sampling.shaping is not None or start.sampling.logprobs is not None or start.min_tokens > 0
 
 
 def columns(shapes: Sequence[tuple[int, SlotShape]], output_index: NDArray[np.int32]) -> ShapingColumns:

@@ -1,15 +1,17 @@
 """Steps, results, greetings and the forming of pipelines.
 
-A step's columns travel as little-endian arrays: `parse_step` gives numpy views of them (read-only, no
-loop over rows), after checking that all lengths add up. A stage passes a step's header on by appending
-its timing to the bytes it got: concatenated protobuf messages merge, and repeated fields grow.
+A step's columns travel as little-endian arrays. `read_step` takes a message apart and leaves them as bytes,
+for whoever checks and reads these by compiled code; `unpacked` gives numpy views of them (read-only, no loop
+over rows), after checking that all lengths add up; `parse_step` does both. A stage passes a step's header on
+by appending its timing to the bytes it got: concatenated protobuf messages merge, and repeated fields grow.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from operator import add
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -96,6 +98,26 @@ class Step:
     timings: tuple[StageTiming, ...]
 
 
+class PackedStep(NamedTuple):
+    """A step whose columns nobody has looked at: little-endian bytes, named as in `Step`. A tuple, for a worker
+    that waited makes one sooner than anything else."""
+
+    epoch: Epoch
+    number: StepNumber
+    trace_parent: bytes
+    slots: bytes
+    num_tokens: bytes
+    starts: bytes
+    flags: bytes
+    output_index: bytes
+    token_ids: bytes
+    table_lens: bytes
+    table: bytes
+    fresh: tuple[SlotStart, ...]
+    freed_slots: bytes
+    timings: tuple[StageTiming, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     epoch: Epoch
@@ -169,8 +191,8 @@ def _timing(t: StageTiming) -> pb.StageTiming:
     )
 
 
-def _parse_timings(m: "pb.Step | pb.StepResult") -> tuple[StageTiming, ...]:
-    return tuple(StageTiming(t.stage, t.received_ns, t.wait_ns, t.compute_ns, t.send_ns) for t in m.timings)
+def _parse_timings(timings: Iterable[pb.StageTiming]) -> tuple[StageTiming, ...]:
+    return tuple([StageTiming(t.stage, t.received_ns, t.wait_ns, t.compute_ns, t.send_ns) for t in timings])
 
 
 # ---- steps -----------------------------------------------------------------------------------------
@@ -228,45 +250,75 @@ def _parse_start(m: pb.SlotStart) -> SlotStart:
     return replace(start, prompt_len=m.prompt_len, before=before, min_tokens=m.min_tokens, stop_ids=stop_ids)
 
 
-def parse_step(data: bytes) -> Step:
-    """Raises BadMessage unless the columns add up; ranges of slots and blocks are the stage's to check."""
+def read_step(data: bytes) -> PackedStep:
+    """The message alone. Raises BadMessage."""
     m = parse(pb.Step, data)
-    check(m.epoch > 0 and m.step > 0, "step: epoch and number start at 1")
-    check(len(m.trace_parent) in (0, 25), "step: trace_parent is 25 bytes")
-    slots = _column(m.slots, "slots")
+    epoch, number, trace_parent = m.epoch, m.step, m.trace_parent
+    if not (epoch and number):
+        raise BadMessage("step: epoch and number start at 1")
+    if len(trace_parent) not in (0, 25):
+        raise BadMessage("step: trace_parent is 25 bytes")
+    fresh, timings = m.fresh, m.timings
+    return PackedStep(
+        Epoch(epoch),
+        StepNumber(number),
+        trace_parent,
+        m.slots,
+        m.num_tokens,
+        m.starts,
+        m.flags,
+        m.output_index,
+        m.token_ids,
+        m.table_lens,
+        m.table,
+        tuple(map(_parse_start, fresh)) if fresh else (),
+        m.freed_slots,
+        _parse_timings(timings) if timings else (),
+    )
+
+
+def unpacked(step: PackedStep) -> Step:
+    """Raises BadMessage unless the columns add up; ranges of slots and blocks are the stage's to check."""
+    slots = _column(step.slots, "slots")
     n = len(slots)
-    num_tokens = _column(m.num_tokens, "num_tokens", n)
-    starts = _column(m.starts, "starts", n)
-    table_lens = _column(m.table_lens, "table_lens", n)
-    token_ids = _column(m.token_ids, "token_ids")
-    table = _column(m.table, "table")
-    check(len(m.flags) == n, "step: one flag a row")
-    flags = np.frombuffer(m.flags, dtype=_LE_U8)
-    fresh = tuple(_parse_start(f) for f in m.fresh)
+    num_tokens = _column(step.num_tokens, "num_tokens", n)
+    starts = _column(step.starts, "starts", n)
+    output_index = _column(step.output_index, "output_index", n)
+    table_lens = _column(step.table_lens, "table_lens", n)
+    token_ids = _column(step.token_ids, "token_ids")
+    table = _column(step.table, "table")
+    freed_slots = _column(step.freed_slots, "freed_slots")
+    check(len(step.flags) == n, "step: one flag a row")
+    flags = np.frombuffer(step.flags, dtype=_LE_U8)
     counts = num_tokens.tolist()  # of so few rows lists are sooner looked through than arrays
     check(all(counts), "step: a row without tokens")
-    check(max(m.flags, default=0) <= FLAG_SAMPLES | FLAG_FRESH, "step: unknown flag")
+    check(max(step.flags, default=0) <= FLAG_SAMPLES | FLAG_FRESH, "step: unknown flag")
     last_end = max(map(add, starts.tolist(), counts), default=0)
     check(last_end < _POSITION_MAX, "step: position out of range")
     check(sum(counts) == len(token_ids), "step: token_ids do not add up")
     check(sum(table_lens.tolist()) == len(table), "step: table does not add up")
-    check(int(np.count_nonzero(flags & FLAG_FRESH)) == len(fresh), "step: one start a fresh row")
+    check(int(np.count_nonzero(flags & FLAG_FRESH)) == len(step.fresh), "step: one start a fresh row")
     return Step(
-        epoch=Epoch(m.epoch),
-        number=StepNumber(m.step),
-        trace_parent=m.trace_parent,
+        epoch=step.epoch,
+        number=step.number,
+        trace_parent=step.trace_parent,
         slots=slots,
         num_tokens=num_tokens,
         starts=starts,
         flags=flags,
-        output_index=_column(m.output_index, "output_index", n),
+        output_index=output_index,
         token_ids=token_ids,
         table_lens=table_lens,
         table=table,
-        fresh=fresh,
-        freed_slots=_column(m.freed_slots, "freed_slots"),
-        timings=_parse_timings(m),
+        fresh=step.fresh,
+        freed_slots=freed_slots,
+        timings=step.timings,
     )
+
+
+def parse_step(data: bytes) -> Step:
+    """Raises BadMessage unless the columns add up."""
+    return unpacked(read_step(data))
 
 
 def add_timing(step_header: bytes, timing: StageTiming) -> bytes:
@@ -294,7 +346,7 @@ def build_result(
 def parse_result(data: bytes) -> StepResult:
     m = parse(pb.StepResult, data)
     check(m.epoch > 0 and m.step > 0, "result: epoch and number start at 1")
-    token_ids, timings = _column(m.token_ids, "token_ids"), _parse_timings(m)
+    token_ids, timings = _column(m.token_ids, "token_ids"), _parse_timings(m.timings)
     result = StepResult(Epoch(m.epoch), StepNumber(m.step), token_ids, timings)
     if not m.logprob_places:
         return result

@@ -254,13 +254,13 @@ def test_what_was_said_counts_the_same_however_it_came() -> None:
 def test_plain_steps_know_nothing_of_shapes() -> None:
     tables = SlotTables(LIMITS)
     started(tables)
-    assert tables._shapes == {}
+    assert tables.shapes.by_slot == {}
     row = {"slot": 2, "start": 3, "ids": [1], "samples": True}
     assert tables.apply(build([row])).shaping is None
     tables.apply(build([{"slot": 1, "start": 0, "ids": [1], "blocks": [2], "fresh": shaped_start(0)}]))
     assert tables.apply(build([{**row, "start": 4, "blocks": [3]}])).shaping is None, "it is not in this step"
     tables.apply(build([], freed=[1]))
-    assert tables._shapes == {}
+    assert tables.shapes.by_slot == {}
 
 
 def test_a_slot_that_starts_anew_forgets_its_shape() -> None:
@@ -273,7 +273,7 @@ def test_a_slot_that_starts_anew_forgets_its_shape() -> None:
 def test_only_the_last_stage_keeps_shapes() -> None:
     tables = SlotTables(LIMITS, samples=False)
     row = {"slot": 1, "start": 0, "ids": [1], "blocks": [2], "fresh": shaped_start(0), "samples": True}
-    assert tables.apply(build([row])).shaping is None and tables._shapes == {}
+    assert tables.apply(build([row])).shaping is None and tables.shapes.by_slot == {}
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_start_that_cannot_be_followed_changes_nothing(start: p.SlotStart) -> 
     before = copy.deepcopy(tables.__dict__)
     with pytest.raises(BadMessage):
         tables.apply(build([{"slot": 3, "start": 0, "ids": [1, 2], "blocks": [7], "fresh": start}]))
-    assert tables._shapes == before["_shapes"] == {} and not tables._known[3]
+    assert tables.shapes.by_slot == before["shapes"].by_slot == {} and not tables._known[3]
 
 
 def test_who_follows_the_ids_does_not_see_one_twice() -> None:
