@@ -17,10 +17,11 @@ import numpy as np
 from shard_worker.costs import ROWS, Costs, measure, split_by_time
 from shard_worker.executor import LoadFailed, StageSpec
 from shard_worker.formats import kept_bytes
-from shard_worker.model.families import stage_weights
+from shard_worker.model.families import FAMILIES, stage_weights
+from shard_worker.model.layers import DTYPES, precision_of
 from shard_worker.probe import ProbeRow, probe_inputs
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
-from shard_worker.weights import digest_of
+from shard_worker.weights import Checkpoint, digest_of
 
 BLOCK_SIZE_TOKENS = 16
 PROMPT_LEN, OUTPUT_LEN = 24, 8
@@ -70,7 +71,7 @@ def look(executor: TorchExecutor) -> Files:
     checkpoint = executor.checkpoint
     config = checkpoint.config
     formats: Counter[str] = Counter()
-    for i in range(config.num_layers):
+    for i in range(config.num_layers if config.family in FAMILIES else 0):
         layer = stage_weights(checkpoint, i, i + 1).layers[0]
         for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
             formats.update(matrix.format.value for matrix in linear.matrices)
@@ -126,9 +127,8 @@ def _proposed(
     executor: TorchExecutor, config: EngineConfig, costs: Costs, layers: tuple[int, int], num_stages: int
 ) -> ProposedStage:
     first, end = layers
-    weights = stage_weights(executor.checkpoint, first, end)
-    head_us = costs.head_us if weights.head is not None else 0.0
     model = executor.checkpoint.config
+    head_us = costs.head_us if end == model.num_layers else 0.0
     kv_bytes = (
         2 * (end - first) * model.num_kv_heads * model.head_dim * (2 if config.dtype == "bfloat16" else 4)
     )
@@ -136,9 +136,18 @@ def _proposed(
         first,
         end,
         sum(costs.layer_us[first:end]) + head_us,
-        kept_bytes(weights, config.dtype, config.quantize),
+        _weight_bytes(executor.checkpoint, config, first, end),
         kv_bytes,
     )
+
+
+def _weight_bytes(checkpoint: Checkpoint, config: EngineConfig, first: int, end: int) -> int:
+    model = checkpoint.config
+    if model.family in FAMILIES:
+        return kept_bytes(stage_weights(checkpoint, first, end), config.dtype, config.quantize)
+    ends = int(first == 0) + int(end == model.num_layers)  # embedding and head
+    params = (end - first) * model.layer_params + ends * model.vocab_size * model.hidden_size
+    return params * precision_of(DTYPES[config.dtype]).compute.itemsize
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from statistics import fmean
 import numpy as np
 
 from shard_worker.executor import Executor, LoadFailed, StageSpec, StepOutput
-from shard_worker.model.families import stage_weights
+from shard_worker.model.families import FAMILIES, stage_weights
 from shard_worker.model.stage_weights import LayerWeights
 from shard_worker.probe import ProbeRow, probe_inputs
 from shard_worker.weights import Checkpoint
@@ -71,7 +71,7 @@ def split_by_time(costs: Costs, num_stages: int) -> list[tuple[int, int]]:
 def measure(executor: Executor, checkpoint: Checkpoint, clock: Clock) -> Costs:
     """Loads one layer of each kind, then the last with the head. Raises LoadFailed."""
     facts = executor.facts
-    kinds = [_kind(stage_weights(checkpoint, i, i + 1).layers[0]) for i in range(facts.num_layers)]
+    kinds = [_kind_of(checkpoint, i) for i in range(facts.num_layers)]
     last = facts.num_layers - 1
     took_us: dict[Kind, float] = {}
     for layer in reversed(range(last)):  # the first has the embedding with it, so another if there is one
@@ -91,6 +91,12 @@ def _spec(stage: int, num_stages: int, layer: int) -> StageSpec:
     if layer == 0:
         stage = 0
     return StageSpec(stage, num_stages, layer, layer + 1, BLOCK_SIZE_TOKENS, ROWS, ROWS)
+
+
+def _kind_of(checkpoint: Checkpoint, layer: int) -> Kind:
+    if checkpoint.config.family not in FAMILIES:
+        return ()  # what is not described is taken to be alike
+    return _kind(stage_weights(checkpoint, layer, layer + 1).layers[0])
 
 
 def _kind(layer: LayerWeights) -> Kind:

@@ -12,9 +12,10 @@ import torch
 
 from shard_worker.executor import LoadFailed
 from shard_worker.model.config import ModelConfig
-from shard_worker.model.hf_config import config_from_hf
+from shard_worker.model.hf_config import DEFAULTS, config_from_hf
 from shard_worker.model.stage_weights import StoredMatrix, WeightFormat
 from shard_worker.safetensors_file import SafetensorsFile
+from shard_worker.transformers_config import config_from_transformers
 
 JSON_BYTES_MAX = 64 << 20
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -53,11 +54,23 @@ class HfCheckpoint:
         if not self.raw_config:
             raise LoadFailed(f"{path}: no config.json")
         try:
-            self.config: ModelConfig = config_from_hf(self.raw_config)
+            self.config: ModelConfig = self._read_config()
         except LoadFailed as error:
             raise LoadFailed(f"{path}: {error}") from None
         self._file_of = self._find_tensors()
         self._check_vocabulary()
+
+    def _read_config(self) -> ModelConfig:
+        """Raises LoadFailed."""
+        if self.raw_config.get("model_type") in DEFAULTS:
+            return config_from_hf(self.raw_config)
+        try:
+            return config_from_transformers(self.path)
+        except LoadFailed as error:
+            try:
+                return config_from_hf(self.raw_config)
+            except LoadFailed as unknown:
+                raise LoadFailed(f"{unknown}, and {error}") from None
 
     @property
     def content_paths(self) -> tuple[Path, ...]:

@@ -18,6 +18,7 @@ from shard_worker.attention.interface import Attention, LayerKv
 from shard_worker.card import card_of
 from shard_worker.executor import I64, Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
 from shard_worker.formats import BITS, QUANTIZE, digest_as_kept, prepared_stage
+from shard_worker.hf_dir import HfCheckpoint
 from shard_worker.model.config import ModelConfig
 from shard_worker.model.families import stage_weights
 from shard_worker.model.layers import DTYPES, precision_of
@@ -26,9 +27,11 @@ from shard_worker.model.stage_weights import StageWeights
 from shard_worker.model.torch_stage import TorchStage
 from shard_worker.native import library
 from shard_worker.native_stage import NativeStage, unsupported
+from shard_worker.transformers_config import FAMILY
+from shard_worker.transformers_stage import TransformersStage
 from shard_worker.weights import Checkpoint, digest_of, find_model, model_name, open_checkpoint
 
-ENGINES = ("auto", "native", "torch")
+ENGINES = ("auto", "native", "torch", "transformers")
 NUM_BLOCKS_MAX = 1 << 24
 NO_BYTES = memoryview(b"")
 NO_IDS = np.empty(0, np.uint32)
@@ -41,7 +44,7 @@ class EngineConfig:
     repository: str = ""  # folder of models with versions; empty: in the user's data folder
     dtype: str = "float32"  # or bfloat16
     quantize: str = "none"  # or keep, int8, int4: see `formats.prepared`
-    engine: str = "auto"  # or native, torch; auto: native where it can be had and runs the model
+    engine: str = "auto"  # or one of ENGINES; auto: native where it can be had and runs the model
     threads: int = 1
     kv_memory_mb: int = 512
     num_blocks: int | None = None  # instead of kv_memory_mb
@@ -155,12 +158,28 @@ class TorchExecutor:
 
     def _make_stage(self, spec: StageSpec) -> Stage:
         """Raises LoadFailed."""
+        if self._config.engine == "transformers" or self._checkpoint.config.family == FAMILY:
+            return self._transformers_stage(spec)
         weights = stage_weights(self._checkpoint, spec.first_layer, spec.end_layer)
         if (native := self._native_stage(weights)) is not None:
             return native
         if self._config.quantize in BITS:
             weights = prepared_stage(weights, self._config.dtype, self._config.quantize)
         return TorchStage(weights, self._precision, self._attention)
+
+    def _transformers_stage(self, spec: StageSpec) -> Stage:
+        """For what no file here describes, or when asked for. Raises LoadFailed."""
+        config = self._config
+        if config.engine not in ("auto", "transformers") or config.quantize not in ("none", "keep"):
+            raise LoadFailed(
+                f"a model run by the transformers library can't have engine {config.engine} "
+                f"or quantize {config.quantize}"
+            )
+        if not isinstance(self._checkpoint, HfCheckpoint):
+            raise LoadFailed("engine transformers needs a folder of Hugging Face's form")
+        return TransformersStage(
+            self._checkpoint, spec.first_layer, spec.end_layer, self._precision, self._attention
+        )
 
     def _native_stage(self, weights: StageWeights) -> NativeStage | None:
         """None: torch is to compute. Raises LoadFailed."""
@@ -197,6 +216,11 @@ class TorchExecutor:
         """Of the last run's tokens at these places, on the last stage, for checks: [k, vocab_size]."""
         assert self._resident is not None, "logits before load"
         return self._resident.stage.logits(tokens)
+
+    def times_ns(self) -> dict[str, int] | None:
+        """Wall time of all runs by what it went to; None: only compiled code counts it."""
+        stage = self._resident.stage if self._resident is not None else None
+        return stage.times_ns() if isinstance(stage, NativeStage) else None
 
     def take_costs(self, head_cost_layers: float) -> None:
         """What final norm, head and sampling cost here, as measured, in layers."""

@@ -24,8 +24,8 @@ class ModelConfig:
     intermediate_size: int
     vocab_size: int
     context_len_max: int
-    rms_eps: float
-    rope: RopeConfig
+    rms_eps: float = 1e-6
+    rope: RopeConfig | None = None  # None: who runs the layers knows (`transformers_stage`)
     windowed_rope: RopeConfig | None = None  # of layers with a window; None: the same
     windows: tuple[int | None, ...] = ()  # of each layer; empty: no layer has one
     tied_head: bool = False
@@ -38,6 +38,7 @@ class ModelConfig:
     attention_softcap: float = 0.0  # 0: off
     final_softcap: float = 0.0
     norm_offset: float = 0.0  # what norms add to the stored weight
+    params_per_layer: int | None = None  # None: after the sizes
 
     def __post_init__(self) -> None:
         """Raises LoadFailed."""
@@ -69,6 +70,8 @@ class ModelConfig:
     @property
     def layer_params(self) -> int:
         """Weights of one layer's matrices."""
+        if self.params_per_layer is not None:
+            return self.params_per_layer
         attention = self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         return self.hidden_size * (attention + 3 * self.intermediate_size)
 

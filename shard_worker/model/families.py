@@ -30,6 +30,8 @@ UNUSED = ("rotary_emb.inv_freq",)  # what old files keep beside the weights, end
 def stage_weights(checkpoint: TensorSource, first_layer: int, end_layer: int) -> StageWeights:
     """Layers [first_layer, end_layer). Raises LoadFailed."""
     config = checkpoint.config
+    if config.family not in FAMILIES:
+        raise LoadFailed(f"{checkpoint.path}: no file here describes the layers of this model")
     outside = TensorReader(checkpoint, "")
     last = end_layer == config.num_layers
     embedding = head = None
@@ -62,6 +64,7 @@ def stage_weights(checkpoint: TensorSource, first_layer: int, end_layer: int) ->
 def _layers(checkpoint: TensorSource, first_layer: int, end_layer: int) -> tuple[LayerWeights, ...]:
     config = checkpoint.config
     read = FAMILIES[config.family]
+    assert config.rope is not None
     rope = rope_of(config.rope, config.context_len_max)
     windowed_rope = rope
     if config.windowed_rope is not None:

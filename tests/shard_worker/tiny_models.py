@@ -101,8 +101,8 @@ def make_small(path: Path, model_type: str, seed: int = 0, **changes: object) ->
     return model
 
 
-def save_tokenizer(path: Path) -> None:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+def save_tokenizer(path: Path, size: int = 258) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 2]
     vocab = {piece: i for i, piece in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
