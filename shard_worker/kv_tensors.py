@@ -5,48 +5,71 @@ the system maps its pages as they are first written.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from shard_worker.attention.interface import LayerKv
-from shard_worker.model.config import ModelConfig
 
 NUMPY_OF = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.float16}
 LANES = 8  # positions of a vector, where keys lie by column
 
 
+class KvHeads(Protocol):
+    """What pages depend on: of a model's configuration or a stage's weights."""
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class KvForm:
-    """How a stage wants its pages: the type, and whether keys lie by row, as values do, or by column.
+    """How a stage wants its pages: the type, and whether each block is a page by itself.
 
-    By column a block's keys are [head_dim, positions], with positions rounded up to whole vectors.
+    If it is, a page holds for each KV head its keys by column, [head_dim, positions] with positions rounded
+    up to whole vectors, then its values. Else all keys and all values lie head by head, as `LayerKv` says.
     """
 
     dtype: torch.dtype
-    key_columns: bool = False
+    paged: bool = False
 
     def key_positions(self, block_size_tokens: int) -> int:
-        return -(-block_size_tokens // LANES) * LANES if self.key_columns else block_size_tokens
+        return -(-block_size_tokens // LANES) * LANES if self.paged else block_size_tokens
 
 
-def bytes_per_block(config: ModelConfig, num_layers: int, block_size_tokens: int, form: KvForm) -> int:
+def bytes_per_block(heads: KvHeads, num_layers: int, block_size_tokens: int, form: KvForm) -> int:
     """Of a stage with that many layers."""
     positions = block_size_tokens + form.key_positions(block_size_tokens)
-    return num_layers * config.num_kv_heads * positions * config.head_dim * form.dtype.itemsize
+    return num_layers * heads.num_kv_heads * positions * heads.head_dim * form.dtype.itemsize
 
 
 def allocate(
-    config: ModelConfig, num_layers: int, num_blocks: int, block_size_tokens: int, form: KvForm
+    heads: KvHeads, num_layers: int, num_blocks: int, block_size_tokens: int, form: KvForm
 ) -> list[LayerKv]:
-    """One LayerKv per layer, all zeros."""
-    shape = (config.num_kv_heads, num_blocks, block_size_tokens, config.head_dim)
-    key_shape = shape
-    if form.key_columns:
-        key_shape = (*shape[:2], config.head_dim, form.key_positions(block_size_tokens))
+    """One LayerKv per layer, all zeros. Of pages, `keys` is [kv_heads, num_blocks, head_dim, positions]."""
+    one = _paged if form.paged else _by_head
+    return [one(heads, num_blocks, block_size_tokens, form) for _ in range(num_layers)]
 
-    def pages(shape: tuple[int, ...]) -> torch.Tensor:
-        # numpy's zeros come from the system untouched; torch would write every page now.
-        return torch.from_numpy(np.zeros(shape, NUMPY_OF[form.dtype])).view(form.dtype)
 
-    return [LayerKv(pages(key_shape), pages(shape)) for _ in range(num_layers)]
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    # numpy's zeros come from the system untouched; torch would write every page now.
+    return torch.from_numpy(np.zeros(shape, NUMPY_OF[dtype])).view(dtype)
+
+
+def _by_head(heads: KvHeads, num_blocks: int, block_size_tokens: int, form: KvForm) -> LayerKv:
+    shape = (heads.num_kv_heads, num_blocks, block_size_tokens, heads.head_dim)
+    return LayerKv(_zeros(shape, form.dtype), _zeros(shape, form.dtype))
+
+
+def _paged(heads: KvHeads, num_blocks: int, block_size_tokens: int, form: KvForm) -> LayerKv:
+    head_dim, positions = heads.head_dim, form.key_positions(block_size_tokens)
+    width = head_dim * (positions + block_size_tokens)
+    pages = _zeros((num_blocks, heads.num_kv_heads, width), form.dtype).transpose(0, 1)
+    keys, values = pages[..., : head_dim * positions], pages[..., head_dim * positions :]
+    return LayerKv(
+        keys.unflatten(2, (head_dim, positions)), values.unflatten(2, (block_size_tokens, head_dim))
+    )

@@ -59,7 +59,7 @@ class NativeStage:
         assert unsupported(weights) is None
         self.weights = weights
         self._library = library
-        self.kv_form = KvForm(torch.bfloat16 if dtype == "bfloat16" else torch.float32, key_columns=True)
+        self.kv_form = KvForm(torch.bfloat16 if dtype == "bfloat16" else torch.float32, paged=True)
         self._dtype, self._quantize = dtype, quantize
         self._kept: list[Any] = []  # what C points to
         self._packed: dict[int, int] = {}  # matrices by identity: a tied one is packed once
@@ -173,12 +173,9 @@ class NativeStage:
     def attach(self, memory: StageMemory) -> None:
         """Raises MemoryError."""
         assert len(memory.kv) == len(self.weights.layers)
-        pages = (native.LayerKvPages * len(memory.kv))(
-            *(native.LayerKvPages(kv.keys.data_ptr(), kv.values.data_ptr()) for kv in memory.kv)
-        )
+        pages = (ctypes.c_void_p * len(memory.kv))(*(kv.keys.data_ptr() for kv in memory.kv))
         description = native.Memory(
-            layers=pages,
-            num_blocks=memory.kv[0].keys.shape[1],
+            pages=pages,
             block_size=memory.block_size_tokens,
             step_tokens_max=memory.step_tokens_max,
         )

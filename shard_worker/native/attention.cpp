@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <climits>
+#include <type_traits>
 
 #include "vec8.h"
 
@@ -20,6 +21,7 @@ namespace {
 constexpr int PANEL = 6;                        // query rows of one product: 12 accumulators
 constexpr int TILE_STRIPS = 8;                  // strips between two looks at the running maximum
 constexpr int TILE = TILE_STRIPS * LANES;
+constexpr int64_t WIDENED_PANELS = 3;           // from so many on, a tile in bfloat16 is widened once for all
 constexpr int64_t UNIT_ROWS = 48;               // query rows of a unit: their sums stay in the first cache
 
 struct Panel {
@@ -33,11 +35,12 @@ struct Panel {
 };
 
 // A unit's memory in a thread's scratch.
-struct Unit {
+struct Memory {
     Panel *panels;
     float *queries;  // per panel [head_dim][rows], scaled
-    float *sums;     // [rows of the unit][head_dim]
+    float *sums;     // per panel [rows][head_dim]
     float *scores;   // [PANEL][TILE]
+    float *wide;     // keys [TILE_STRIPS][head_dim][LANES] and values [TILE][head_dim] of a tile
 };
 
 struct Strip {
@@ -47,19 +50,42 @@ struct Strip {
     int32_t valid;       // lanes that are positions
 };
 
+// Asks for the part of a head of a block that goes with one of its strips.
+SHOAL_INLINE void prefetch_part(const char *head, int64_t head_bytes, int64_t part, int64_t parts) {
+    for (int64_t at = head_bytes * part / parts & ~(int64_t)63; at < head_bytes * (part + 1) / parts; at += 64)
+        __builtin_prefetch(head + at);
+}
+
+// acc += left x right, with the fewer of the two kept in registers beside the sums.
+template <int R, int C, typename Left, typename Right>
+SHOAL_INLINE void outer(v8 (&acc)[R][C], Left left, Right right) {
+    if (R < C) {
+        v8 kept[R];
+        for (int r = 0; r < R; r++) kept[r] = left(r);
+        for (int c = 0; c < C; c++) {
+            const v8 one = right(c);
+            for (int r = 0; r < R; r++) acc[r][c] = fma(kept[r], one, acc[r][c]);
+        }
+    } else {
+        v8 kept[C];
+        for (int c = 0; c < C; c++) kept[c] = right(c);
+        for (int r = 0; r < R; r++) {
+            const v8 one = left(r);
+            for (int c = 0; c < C; c++) acc[r][c] = fma(one, kept[c], acc[r][c]);
+        }
+    }
+}
+
 template <typename T, int R, int C>
 SHOAL_INLINE void scores_of(const float *queries, int64_t head_dim, int64_t pad, const Strip *strips, float *scores) {
     v8 acc[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) acc[r][c] = set1(0.0f);
-    for (int64_t d = 0; d < head_dim; d++) {
-        v8 key[C];
-        for (int c = 0; c < C; c++) key[c] = load((const T *)strips[c].keys + d * pad);
-        for (int r = 0; r < R; r++) {
-            v8 q = set1(queries[d * R + r]);
-            for (int c = 0; c < C; c++) acc[r][c] = fma(q, key[c], acc[r][c]);
-        }
-    }
+    const T *keys[C];
+    for (int c = 0; c < C; c++) keys[c] = (const T *)strips[c].keys;
+    for (int64_t d = 0; d < head_dim; d++)
+        outer<R, C>(
+            acc, [&](int r) { return set1(queries[d * R + r]); }, [&](int c) { return load(keys[c] + d * pad); });
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(scores + r * TILE + c * LANES, acc[r][c]);
 }
@@ -74,14 +100,10 @@ SHOAL_INLINE void add_values(const Panel &panel, const Strip *strips, int count,
     for (int s = 0; s < count; s++) {
         const T *values = (const T *)strips[s].values + at;
         int lanes = std::min(strips[s].valid, panel.last - strips[s].position + 1);
-        for (int j = 0; j < lanes; j++, values += head_dim) {
-            v8 value[C];
-            for (int c = 0; c < C; c++) value[c] = load(values + c * LANES);
-            for (int r = 0; r < R; r++) {
-                v8 w = set1(weights[r * TILE + s * LANES + j]);
-                for (int c = 0; c < C; c++) acc[r][c] = fma(w, value[c], acc[r][c]);
-            }
-        }
+        const float *w = weights + s * LANES;
+        for (int j = 0; j < lanes; j++, values += head_dim)
+            outer<R, C>(
+                acc, [&](int r) { return set1(w[r * TILE + j]); }, [&](int c) { return load(values + c * LANES); });
     }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(sums + r * head_dim + at + c * LANES, acc[r][c]);
@@ -141,115 +163,131 @@ void panel_over_tile(Panel &panel, const float *queries, float *sums, float *sco
     for (; at < head_dim; at += LANES) add_values<T, R, 1>(panel, strips, count, scores, sums, head_dim, at);
 }
 
-// Walks tiles outside and panels inside: a tile's keys and values serve all of the unit from the first cache.
 template <typename T>
-void unit_over_row(const AttentionShape &shape, const shoal_layer_kv &kv, const int32_t *table, int64_t kv_head,
-                   Unit &unit, int panels, int32_t first, int32_t last) {
-    const int64_t head_dim = shape.head_dim, size = shape.block_size, pad = shape.block_pad(), per_block = pad / LANES;
-    const T *keys = (const T *)kv.keys + kv_head * shape.num_blocks * head_dim * pad;
-    const T *values = (const T *)kv.values + kv_head * shape.num_blocks * head_dim * size;
-    auto strip_of = [&](int64_t position) { return position / size * per_block + position % size / LANES; };
-    const int64_t end_strip = strip_of(last) + 1;
-    for (int64_t tile = strip_of(first) / TILE_STRIPS * TILE_STRIPS; tile < end_strip; tile += TILE_STRIPS) {
-        Strip strips[TILE_STRIPS];
-        int count = (int)std::min<int64_t>(TILE_STRIPS, end_strip - tile);
-        for (int s = 0; s < count; s++) {
-            int64_t block = (tile + s) / per_block, within = (tile + s) % per_block * LANES;
-            int64_t page = table[block];
-            strips[s].keys = keys + page * head_dim * pad + within;
-            strips[s].values = values + (page * size + within) * head_dim;
-            strips[s].position = (int32_t)(block * size + within);
-            strips[s].valid = (int32_t)std::min<int64_t>(LANES, size - within);
-        }
-        for (int i = 0; i < panels; i++) {
-            Panel &panel = unit.panels[i];
-            int seen = count;
-            while (seen && strips[seen - 1].position > panel.last) seen--;
-            if (!seen || strips[seen - 1].position + LANES <= panel.first) continue;
-            const float *queries = unit.queries + (int64_t)i * PANEL * head_dim;
-            float *sums = unit.sums + (int64_t)i * PANEL * head_dim;
-            auto over = [&](auto rows) {
-                panel_over_tile<T, decltype(rows)::value>(panel, queries, sums, unit.scores, strips, seen, head_dim, pad,
-                                                          shape.softcap);
-            };
-            switch (panel.rows) {
-                case 1: over(std::integral_constant<int, 1>()); break;
-                case 2: over(std::integral_constant<int, 2>()); break;
-                case 3: over(std::integral_constant<int, 3>()); break;
-                case 4: over(std::integral_constant<int, 4>()); break;
-                case 5: over(std::integral_constant<int, 5>()); break;
-                default: over(std::integral_constant<int, 6>()); break;
+void panel_over_tile(const AttentionShape &shape, Panel &panel, Memory &memory, int64_t index, const Strip *strips,
+                     int count, int64_t pad) {
+    const float *queries = memory.queries + index * PANEL * shape.head_dim;
+    float *sums = memory.sums + index * PANEL * shape.head_dim;
+    auto over = [&](auto rows) {
+        panel_over_tile<T, decltype(rows)::value>(panel, queries, sums, memory.scores, strips, count, shape.head_dim,
+                                                  pad, shape.softcap);
+    };
+    switch (panel.rows) {
+        case 1: return over(std::integral_constant<int, 1>());
+        case 2: return over(std::integral_constant<int, 2>());
+        case 3: return over(std::integral_constant<int, 3>());
+        case 4: return over(std::integral_constant<int, 4>());
+        case 5: return over(std::integral_constant<int, 5>());
+        default: return over(std::integral_constant<int, PANEL>());
+    }
+}
+
+// Where a row's strips lie.
+template <typename T>
+struct Row {
+    const AttentionShape &shape;
+    const T *pages;
+    const int32_t *table;
+    const int64_t per_block;
+
+    Row(const AttentionShape &shape, const void *pages, const int32_t *table)
+        : shape(shape), pages((const T *)pages), table(table), per_block(shape.block_pad() / LANES) {}
+
+    int64_t strip_of(int64_t position) const {
+        return position / shape.block_size * per_block + position % shape.block_size / LANES;
+    }
+    const T *head_of(int64_t strip, int64_t head) const {
+        return pages + table[strip / per_block] * shape.page_size() + head * shape.head_size();
+    }
+    Strip strip(int64_t index, int64_t head) const {
+        const int64_t block = index / per_block, within = index % per_block * LANES;
+        const T *keys = head_of(index, head);
+        return {keys + within, keys + shape.key_size() + within * shape.head_dim, (int32_t)(block * shape.block_size + within),
+                (int32_t)std::min<int64_t>(LANES, shape.block_size - within)};
+    }
+    void prefetch(int64_t strip, int64_t head) const {
+        prefetch_part((const char *)head_of(strip, head), shape.head_size() * (int64_t)sizeof(T), strip % per_block, per_block);
+    }
+};
+
+// The same strips in float32, for panels enough to pay for it.
+SHOAL_INLINE void widen_strips(const AttentionShape &shape, Strip *strips, int count, float *wide) {
+    const int64_t head_dim = shape.head_dim, pad = shape.block_pad();
+    for (int s = 0; s < count; s++) {
+        const bf16 *keys = (const bf16 *)strips[s].keys, *values = (const bf16 *)strips[s].values;
+        strips[s].keys = wide;
+        for (int64_t d = 0; d < head_dim; d++, wide += LANES) store(wide, load(keys + d * pad));
+        strips[s].values = wide;
+        for (int64_t i = 0; i < strips[s].valid * head_dim; i += LANES, wide += LANES) store(wide, load(values + i));
+    }
+}
+
+// Walks tiles outside, heads and panels inside: a tile's keys and values serve all of the unit from the first cache,
+// while the next tile's are on their way.
+template <typename T>
+void unit_over_row(const AttentionShape &shape, const Row<T> &row, const AttentionUnit &unit, Memory &memory,
+                   int64_t panels_a_head, int32_t first, int32_t last) {
+    const int64_t end = row.strip_of(last) + 1;
+    for (int64_t tile = row.strip_of(first) / TILE_STRIPS * TILE_STRIPS; tile < end; tile += TILE_STRIPS) {
+        const int count = (int)std::min<int64_t>(TILE_STRIPS, end - tile);
+        for (int64_t h = 0; h < unit.heads; h++) {
+            Strip strips[TILE_STRIPS];
+            for (int s = 0; s < count; s++) {
+                strips[s] = row.strip(tile + s, unit.head + h);
+                if (tile + TILE_STRIPS + s < end) row.prefetch(tile + TILE_STRIPS + s, unit.head + h);
+            }
+            const bool widened = sizeof(T) < sizeof(float) && panels_a_head >= WIDENED_PANELS;
+            if (widened) widen_strips(shape, strips, count, memory.wide);
+            for (int64_t i = h * panels_a_head; i < (h + 1) * panels_a_head; i++) {
+                Panel &panel = memory.panels[i];
+                int seen = count;
+                while (seen && strips[seen - 1].position > panel.last) seen--;
+                if (!seen || strips[seen - 1].position + LANES <= panel.first) continue;
+                if (widened)
+                    panel_over_tile<float>(shape, panel, memory, i, strips, seen, LANES);
+                else
+                    panel_over_tile<T>(shape, panel, memory, i, strips, seen, shape.block_pad());
             }
         }
     }
 }
 
 template <typename T>
-void write_kv_as(const AttentionShape &shape, const shoal_step &step, const shoal_layer_kv &kv, const float *qkv,
-                 int64_t first, int64_t end) {
+void write_kv_as(const AttentionShape &shape, const shoal_step &step, void *pages, const float *qkv, int64_t first,
+                 int64_t end) {
     const int64_t head_dim = shape.head_dim, size = shape.block_size, pad = shape.block_pad();
     const v8 largest = set1(FLT_MAX), least = set1(-FLT_MAX);
     for (int64_t t = first; t < end; t++) {
         const int64_t page = step.kv_slots[t] / size, within = step.kv_slots[t] % size;
         const float *k = qkv + t * shape.qkv_width() + shape.heads * head_dim;
         const float *v = k + shape.kv_heads * head_dim;
+        T *keys = (T *)pages + page * shape.page_size() + within;
+        T *values = (T *)pages + page * shape.page_size() + shape.key_size() + within * head_dim;
         for (int64_t h = 0; h < shape.kv_heads; h++, k += head_dim, v += head_dim) {
-            T *keys = (T *)kv.keys + (h * shape.num_blocks + page) * head_dim * pad + within;
-            T *values = (T *)kv.values + ((h * shape.num_blocks + page) * size + within) * head_dim;
             for (int64_t d = 0; d < head_dim; d++) store1(keys + d * pad, k[d]);
             for (int64_t d = 0; d < head_dim; d += LANES) {
                 v8 x = load(v + d);
                 x = choose(x == x, x, set1(0.0f));
                 store(values + d, max(min(x, largest), least));
             }
+            keys += shape.head_size(), values += shape.head_size();
         }
     }
 }
 
-}  // namespace
-
-int64_t AttentionShape::tile_tokens() const { return std::max<int64_t>(1, UNIT_ROWS / group()); }
-
-int64_t cut_spans(const AttentionShape &shape, const shoal_step &step, AttentionSpan *spans) {
-    const int32_t tokens = (int32_t)shape.tile_tokens();
-    int64_t count = 0;
-    for (int64_t row = 0; row < step.num_rows; row++)
-        for (int32_t at = step.row_offsets[row]; at < step.row_offsets[row + 1]; at += tokens)
-            spans[count++] = {(int32_t)row, at, std::min(tokens, step.row_offsets[row + 1] - at)};
-    return count;
-}
-
-size_t attention_scratch_bytes(const AttentionShape &shape) {
-    const int64_t rows = shape.tile_tokens() * shape.group(), panels = (rows + PANEL - 1) / PANEL;
-    return panels * sizeof(Panel) + sizeof(float) * (2 * panels * PANEL * shape.head_dim + PANEL * TILE) + 64;
-}
-
-void write_kv(const AttentionShape &shape, const shoal_step &step, const shoal_layer_kv &kv, const float *qkv,
-              int64_t first, int64_t end) {
-    if (shape.narrow)
-        write_kv_as<bf16>(shape, step, kv, qkv, first, end);
-    else
-        write_kv_as<float>(shape, step, kv, qkv, first, end);
-}
-
-void attend(const AttentionShape &shape, const shoal_step &step, const shoal_layer_kv &kv, int64_t window,
-            const AttentionSpan &span, int64_t kv_head, const float *qkv, float *out, void *scratch) {
-    const int64_t head_dim = shape.head_dim, group = shape.group();
-    const int64_t rows = span.count * group, panels = (rows + PANEL - 1) / PANEL;
-    Unit unit;
-    unit.panels = (Panel *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
-    unit.queries = (float *)(unit.panels + panels);
-    unit.sums = unit.queries + panels * PANEL * head_dim;
-    unit.scores = unit.sums + panels * PANEL * head_dim;
-    std::fill(unit.sums, unit.sums + rows * head_dim, 0.0f);
-    int32_t first = INT_MAX, last = 0;
-    for (int64_t i = 0; i < panels; i++) {
-        Panel &panel = unit.panels[i];
-        panel.rows = (int)std::min<int64_t>(PANEL, rows - i * PANEL);
+// Query rows as panels, head by head: row (token, head of the group). What any of them sees goes to first and last.
+void fill_panels(const AttentionShape &shape, const shoal_step &step, const AttentionUnit &unit, int64_t window,
+                 const float *qkv, Memory &memory, int32_t &first, int32_t &last) {
+    const int64_t head_dim = shape.head_dim, group = shape.group(), rows = unit.count * group;
+    const int64_t panels = (rows + PANEL - 1) / PANEL;
+    for (int64_t i = 0; i < unit.heads * panels; i++) {
+        Panel &panel = memory.panels[i];
+        const int64_t begin = i % panels * PANEL, heads_begin = (unit.head + i / panels) * group;
+        panel.rows = (int)std::min<int64_t>(PANEL, rows - begin);
         panel.first = INT_MAX, panel.last = 0;
-        float *queries = unit.queries + i * PANEL * head_dim;
+        float *queries = memory.queries + i * PANEL * head_dim;
         for (int r = 0; r < panel.rows; r++) {
-            const int64_t t = span.first + (i * PANEL + r) / group, head = kv_head * group + (i * PANEL + r) % group;
+            const int64_t t = unit.first + (begin + r) / group, head = heads_begin + (begin + r) % group;
             const float *q = qkv + t * shape.qkv_width() + head * head_dim;
             for (int64_t d = 0; d < head_dim; d++) queries[d * panel.rows + r] = q[d] * shape.scale;
             const int32_t position = step.positions[t];
@@ -262,18 +300,88 @@ void attend(const AttentionShape &shape, const shoal_step &step, const shoal_lay
         }
         first = std::min(first, panel.first), last = std::max(last, panel.last);
     }
-    const int32_t *table = step.block_tables + span.row * step.table_stride;
-    if (shape.narrow)
-        unit_over_row<bf16>(shape, kv, table, kv_head, unit, (int)panels, first, last);
-    else
-        unit_over_row<float>(shape, kv, table, kv_head, unit, (int)panels, first, last);
-    for (int64_t i = 0; i < rows; i++) {
-        const int64_t t = span.first + i / group, head = kv_head * group + i % group;
-        const float *sums = unit.sums + i * head_dim;
-        float *to = out + (t * shape.heads + head) * head_dim;
-        const v8 whole = set1(sum(unit.panels[i / PANEL].weight[i % PANEL]));
-        for (int64_t d = 0; d < head_dim; d += LANES) store(to + d, load(sums + d) / whole);
+    std::fill(memory.sums, memory.sums + unit.heads * panels * PANEL * head_dim, 0.0f);
+}
+
+template <typename T>
+void attend_as(const AttentionShape &shape, const shoal_step &step, const void *pages, int64_t window,
+               const AttentionUnit &unit, const float *qkv, float *out, Memory &memory) {
+    const int64_t head_dim = shape.head_dim, group = shape.group(), rows = unit.count * group;
+    const int64_t panels = (rows + PANEL - 1) / PANEL;
+    int32_t first = INT_MAX, last = 0;
+    fill_panels(shape, step, unit, window, qkv, memory, first, last);
+    const Row<T> row(shape, pages, step.block_tables + unit.row * step.table_stride);
+    unit_over_row<T>(shape, row, unit, memory, panels, first, last);
+    for (int64_t i = 0; i < unit.heads * panels; i++) {
+        const Panel &panel = memory.panels[i];
+        const int64_t begin = i % panels * PANEL, heads_begin = (unit.head + i / panels) * group;
+        for (int r = 0; r < panel.rows; r++) {
+            const int64_t t = unit.first + (begin + r) / group, head = heads_begin + (begin + r) % group;
+            const float *sums = memory.sums + (i * PANEL + r) * head_dim;
+            float *to = out + (t * shape.heads + head) * head_dim;
+            const v8 whole = set1(sum(panel.weight[r]));
+            for (int64_t d = 0; d < head_dim; d += LANES) store(to + d, load(sums + d) / whole);
+        }
     }
+}
+
+template <typename T>
+void prefetch_as(const AttentionShape &shape, const shoal_step &step, const void *pages, int64_t window,
+                 const AttentionUnit &unit) {
+    const int64_t position = step.positions[unit.first], low = window ? std::max<int64_t>(0, position - window + 1) : 0;
+    const Row<T> row(shape, pages, step.block_tables + unit.row * step.table_stride);
+    const int64_t tile = row.strip_of(low) / TILE_STRIPS * TILE_STRIPS;
+    const int64_t end = std::min(tile + TILE_STRIPS, row.strip_of(position) + 1);
+    for (int64_t h = 0; h < unit.heads; h++)
+        for (int64_t s = tile; s < end; s++) row.prefetch(s, unit.head + h);
+}
+
+}  // namespace
+
+int64_t AttentionShape::tile_tokens() const { return std::max<int64_t>(1, UNIT_ROWS / group()); }
+
+int64_t cut_units(const AttentionShape &shape, const shoal_step &step, int threads, AttentionUnit *units) {
+    const int32_t tokens = (int32_t)shape.tile_tokens(), kv_heads = (int32_t)shape.kv_heads;
+    // A decode's heads lie side by side in each block: one unit reads them on, if there are units enough.
+    const int32_t together = step.num_rows >= 4 * threads ? kv_heads : 1;
+    int64_t count = 0;
+    for (int64_t row = 0; row < step.num_rows; row++) {
+        const int32_t end = step.row_offsets[row + 1];
+        for (int32_t at = step.row_offsets[row]; at < end; at += tokens) {
+            const int32_t taken = std::min(tokens, end - at), heads = taken == 1 ? together : 1;
+            for (int32_t head = 0; head < kv_heads; head += heads) units[count++] = {(int32_t)row, at, taken, head, heads};
+        }
+    }
+    return count;
+}
+
+size_t attention_scratch_bytes(const AttentionShape &shape) {
+    const int64_t chunk = (shape.tile_tokens() * shape.group() + PANEL - 1) / PANEL;
+    const int64_t decode = shape.kv_heads * ((shape.group() + PANEL - 1) / PANEL);
+    const int64_t panels = std::max(chunk, decode);
+    return panels * sizeof(Panel) + sizeof(float) * (2 * (panels * PANEL + TILE) * shape.head_dim + PANEL * TILE) + 64;
+}
+
+void write_kv(const AttentionShape &shape, const shoal_step &step, void *pages, const float *qkv, int64_t first,
+              int64_t end) {
+    (shape.narrow ? write_kv_as<bf16> : write_kv_as<float>)(shape, step, pages, qkv, first, end);
+}
+
+void attend(const AttentionShape &shape, const shoal_step &step, const void *pages, int64_t window,
+            const AttentionUnit &unit, const float *qkv, float *out, void *scratch) {
+    const int64_t panels = unit.heads * ((unit.count * shape.group() + PANEL - 1) / PANEL);
+    Memory memory;
+    memory.panels = (Panel *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+    memory.queries = (float *)(memory.panels + panels);
+    memory.sums = memory.queries + panels * PANEL * shape.head_dim;
+    memory.scores = memory.sums + panels * PANEL * shape.head_dim;
+    memory.wide = memory.scores + PANEL * TILE;
+    (shape.narrow ? attend_as<bf16> : attend_as<float>)(shape, step, pages, window, unit, qkv, out, memory);
+}
+
+void prefetch(const AttentionShape &shape, const shoal_step &step, const void *pages, int64_t window,
+              const AttentionUnit &unit) {
+    (shape.narrow ? prefetch_as<bf16> : prefetch_as<float>)(shape, step, pages, window, unit);
 }
 
 }  // namespace shoal

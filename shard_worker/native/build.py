@@ -66,7 +66,7 @@ def find_compiler() -> str:
     raise BuildFailed(f"no C++ compiler: {named or ', '.join(COMPILERS)} not found")
 
 
-def digest_of(compiler: str, sources: Path = SOURCES) -> str:
+def digest_of(compiler: str, sources: Path) -> str:
     """Of all that decides the library's bytes. The compiler's predefined macros name it and the processor."""
     total = hashlib.sha256("\0".join(FLAGS + LINK_FLAGS).encode())
     total.update(_run([compiler, *FLAGS, "-E", "-dM", "-x", "c++", os.devnull], PROBE_TIMEOUT_S))
@@ -79,7 +79,7 @@ def digest_of(compiler: str, sources: Path = SOURCES) -> str:
 
 def _built(cache_dir: Path) -> Path:
     compiler = find_compiler()
-    target = cache_dir / f"{digest_of(compiler)}.so"
+    target = cache_dir / f"{digest_of(compiler, SOURCES)}.so"
     if target.exists():
         return target
     try:
@@ -163,8 +163,12 @@ def _tail(errors: bytes) -> str:
 
 
 def _prune(cache_dir: Path, newest: Path) -> None:
-    """A library that is still loaded elsewhere stays mapped there."""
+    """A library that is still loaded elsewhere stays mapped there. Called by the only builder: folders are of
+    builders that were killed."""
     builds = sorted(cache_dir.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in builds[KEPT_MAX:]:
         if path != newest:
             path.unlink(missing_ok=True)
+    for path in cache_dir.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)

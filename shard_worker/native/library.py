@@ -72,14 +72,9 @@ class StageConfig(Structure):
     ]
 
 
-class LayerKvPages(Structure):
-    _fields_ = [("keys", c_void_p), ("values", c_void_p)]
-
-
 class Memory(Structure):
     _fields_ = [
-        ("layers", POINTER(LayerKvPages)),
-        ("num_blocks", c_int64),
+        ("pages", POINTER(c_void_p)),
         ("block_size", c_int64),
         ("step_tokens_max", c_int64),
     ]
@@ -121,9 +116,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [
             c_void_p,
             POINTER(Step),
-            POINTER(LayerKvPages),
+            c_void_p,
             POINTER(StageConfig),
-            c_int64,
             c_int64,
             c_int64,
             c_void_p,

@@ -117,15 +117,15 @@ struct shoal_stage {
 
     // What attach takes.
     AttentionShape shape{};
-    std::vector<shoal_layer_kv> kv;
+    std::vector<void *> pages;
     int64_t tokens_max = 0, wide_rows = 0, scratch_bytes = 0;
     Buffer<float> hidden, normed, qkv, mixed, added, gates, turns;
-    Buffer<AttentionSpan> spans;
+    Buffer<AttentionUnit> units;
     Buffer<char> scratch;
 
     // The step under way.
     const shoal_step *step = nullptr;
-    int64_t num_spans = 0;
+    int64_t num_units = 0;
     const int64_t *places = nullptr;
     int64_t num_places = 0;
     float *logits = nullptr;
@@ -164,8 +164,8 @@ private:
 };
 
 void shoal_stage::attach(const shoal_stage_memory &memory) {
-    shape = {c.heads, c.kv_heads, c.head_dim, memory.block_size, memory.num_blocks, c.score_scale, c.score_softcap, c.narrow != 0};
-    kv.assign(memory.layers, memory.layers + layers.size());
+    shape = {c.heads, c.kv_heads, c.head_dim, memory.block_size, c.score_scale, c.score_softcap, c.narrow != 0};
+    pages.assign(memory.pages, memory.pages + layers.size());
     tokens_max = memory.step_tokens_max;
     wide_rows = std::max(std::min(tokens_max, 2 * BLOCK_ROWS), threads * BLOCK_ROWS);
     int64_t half_max = 0;
@@ -177,7 +177,7 @@ void shoal_stage::attach(const shoal_stage_memory &memory) {
     added.take(wide_rows * c.hidden);
     gates.take(wide_rows * 2 * c.inner);
     turns.take(tokens_max * (int64_t)ropes.size() * 2 * half_max);
-    spans.take(tokens_max);
+    units.take(tokens_max * c.kv_heads);
     size_t bytes = attention_scratch_bytes(shape);
     for (const Layer &layer : layers)
         for (const Map *map : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
@@ -232,7 +232,7 @@ void shoal_stage::turn(const Layer &layer, size_t index, int64_t t) {
         if (norm) rms_norm(head, norm, c.rms_eps, c.head_dim, head);
         rotate(head, cosines, cosines + half, half);
     }
-    write_kv(shape, *step, kv[index], qkv, t, t + 1);
+    write_kv(shape, *step, pages[index], qkv, t, t + 1);
 }
 
 void shoal_stage::after_attention(const Layer &layer, int64_t t, const float *row) {
@@ -262,10 +262,11 @@ void shoal_stage::activate(float *row) const {
 }
 
 void shoal_stage::attend_all(const Layer &layer, size_t index, int part, Clock &clock) {
-    // The last spans of a chunk see most: they begin first.
-    share(num_spans * c.kv_heads, [&](int64_t i) {
-        const AttentionSpan &span = spans[num_spans - 1 - i / c.kv_heads];
-        attend(shape, *step, kv[index], layer.norms.window, span, i % c.kv_heads, qkv, mixed, scratch_of(part));
+    // The last of a chunk see most: they begin first.
+    share(num_units, [&](int64_t i) {
+        const AttentionUnit *unit = units + (num_units - 1 - i);
+        if (i + threads < num_units) prefetch(shape, *step, pages[index], layer.norms.window, unit[-threads]);
+        attend(shape, *step, pages[index], layer.norms.window, *unit, qkv, mixed, scratch_of(part));
     });
     clock.spent(SHOAL_TIME_ATTENTION);
     wait(clock);
@@ -402,7 +403,7 @@ int shoal_stage_attach(shoal_stage *stage, const shoal_stage_memory *memory) {
 
 void shoal_stage_run(shoal_stage *stage, const shoal_step *step) {
     stage->step = step;
-    stage->num_spans = cut_spans(stage->shape, *step, stage->spans);
+    stage->num_units = cut_units(stage->shape, *step, stage->threads, stage->units);
     shoal_pool_run(stage->pool, [](void *arg, int part, int) { ((shoal_stage *)arg)->run(part); }, stage);
     stage->step = nullptr;
 }
@@ -416,32 +417,31 @@ void shoal_stage_times(const shoal_stage *stage, int64_t *ns) {
     std::copy(stage->times, stage->times + SHOAL_TIME_PHASES, ns);
 }
 
-int shoal_attention(shoal_pool *pool, const shoal_step *step, const shoal_layer_kv *kv, const shoal_stage_config *config,
-                    int64_t num_blocks, int64_t block_size, int64_t window, const float *qkv, float *out) {
+int shoal_attention(shoal_pool *pool, const shoal_step *step, void *pages, const shoal_stage_config *config,
+                    int64_t block_size, int64_t window, const float *qkv, float *out) {
     if (config->head_dim % 8) return -1;
     struct Call {
         AttentionShape shape;
         const shoal_step *step;
-        const shoal_layer_kv *kv;
+        void *pages;
         int64_t window;
         const float *qkv;
         float *out;
-        std::vector<AttentionSpan> spans;
-        int64_t num_spans;
+        std::vector<AttentionUnit> units;
         std::vector<char> scratch;
-    } call{{config->heads, config->kv_heads, config->head_dim, block_size, num_blocks, config->score_scale, config->score_softcap,
+    } call{{config->heads, config->kv_heads, config->head_dim, block_size, config->score_scale, config->score_softcap,
             config->narrow != 0},
-           step, kv, window, qkv, out, std::vector<AttentionSpan>(step->num_tokens), 0, {}};
-    call.num_spans = cut_spans(call.shape, *step, call.spans.data());
-    const size_t bytes = attention_scratch_bytes(call.shape);
-    call.scratch.resize(bytes * shoal_pool_threads(pool));
-    write_kv(call.shape, *step, *kv, qkv, 0, step->num_tokens);
+           step, pages, window, qkv, out, std::vector<AttentionUnit>(step->num_tokens * config->kv_heads), {}};
+    const int threads = shoal_pool_threads(pool);
+    call.units.resize(cut_units(call.shape, *step, threads, call.units.data()));
+    call.scratch.resize(attention_scratch_bytes(call.shape) * threads);
+    write_kv(call.shape, *step, pages, qkv, 0, step->num_tokens);
     shoal_pool_run(
         pool,
         [](void *arg, int part, int parts) {
             Call &k = *(Call *)arg;
-            for (int64_t i = part; i < k.num_spans * k.shape.kv_heads; i += parts)
-                attend(k.shape, *k.step, *k.kv, k.window, k.spans[i / k.shape.kv_heads], i % k.shape.kv_heads, k.qkv, k.out,
+            for (size_t i = part; i < k.units.size(); i += parts)
+                attend(k.shape, *k.step, k.pages, k.window, k.units[i], k.qkv, k.out,
                        k.scratch.data() + part * (k.scratch.size() / parts));
         },
         &call);

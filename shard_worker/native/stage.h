@@ -54,14 +54,9 @@ typedef struct {
     int32_t int8;    // products with activations rounded to 8 bits where the weights are integers
 } shoal_stage_config;
 
-// One layer's pages. Keys [kv_heads][num_blocks][head_dim][block_pad], values [kv_heads][num_blocks][block_size][head_dim].
 typedef struct {
-    void *keys, *values;
-} shoal_layer_kv;
-
-typedef struct {
-    const shoal_layer_kv *layers;
-    int64_t num_blocks, block_size;
+    void *const *pages;  // of each layer: [blocks][kv_heads]{keys [head_dim][block_pad], values [block_size][head_dim]}
+    int64_t block_size;
     int64_t step_tokens_max;
 } shoal_stage_memory;
 
@@ -111,8 +106,8 @@ void shoal_stage_times(const shoal_stage *stage, int64_t *ns);
 
 // What one layer's attention does in a run, alone: k and v of qkv are written to their slots, then each token attends.
 // qkv [T][heads + 2 kv_heads][head_dim], q and k rotated; out [T][heads][head_dim]. For tests and measurements.
-int shoal_attention(shoal_pool *pool, const shoal_step *step, const shoal_layer_kv *kv, const shoal_stage_config *config,
-                    int64_t num_blocks, int64_t block_size, int64_t window, const float *qkv, float *out);
+int shoal_attention(shoal_pool *pool, const shoal_step *step, void *pages, const shoal_stage_config *config,
+                    int64_t block_size, int64_t window, const float *qkv, float *out);
 
 // y[i] = e^x[i], tanh(x[i]), x[i] * sigmoid(x[i]) for count a multiple of 8. For tests of their error.
 void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus);

@@ -10,14 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_worker.attention.cpu import CpuAttention
+from shard_worker.attention.gathered import GatheredAttention
 from shard_worker.attention.interface import Attention, LayerKv
 from shard_worker.attention.reference import ReferenceAttention
 from shard_worker.executor import StepInputs
+from shard_worker.native import library
+from tests.contract.native_attention import NativeAttention
 
 torch.set_num_threads(1)  # more would spin against whatever else runs here
 HEADS, KV_HEADS, HEAD_DIM, BLOCK, NUM_BLOCKS = 6, 2, 8, 4, 64
 TOLERANCE = 1e-5
-IMPLEMENTATIONS: list[Attention] = [ReferenceAttention(), CpuAttention()]
+IMPLEMENTATIONS: list[Attention] = [ReferenceAttention(), CpuAttention(), GatheredAttention()]
+if library.native() is not None:
+    IMPLEMENTATIONS.append(NativeAttention(threads=2))
 every = pytest.mark.parametrize("attention", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
 Row = tuple[int, int, list[int]]  # start, tokens, table
 
@@ -183,14 +188,15 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(attention: Attention) -> None:
     torch.testing.assert_close(torch.cat(parts), whole, atol=TOLERANCE, rtol=0)
 
 
-def test_an_overflowed_value_does_not_reach_the_next_owner_of_its_block() -> None:
+@pytest.mark.parametrize("attention", IMPLEMENTATIONS[1:], ids=lambda a: type(a).__name__)
+def test_an_overflowed_value_does_not_reach_the_next_owner_of_its_block(attention: Attention) -> None:
     case = Case([(0, 4)], 5)
     kv = case.cache()
     case.values[0][0, 3, 0] = torch.inf
-    case.attend(CpuAttention(), kv, [0])
+    case.attend(attention, kv, [0])
     heir = Case([(0, 1)], 6)
     heir.rows = [(0, 1, case.rows[0][2])]
-    out = heir.attend(CpuAttention(), kv, [0])[0]
+    out = heir.attend(attention, kv, [0])[0]
     torch.testing.assert_close(out.double(), heir.dense(0), atol=TOLERANCE, rtol=0)
 
 
