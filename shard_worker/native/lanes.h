@@ -7,13 +7,14 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+// SHOAL_PORTABLE_ONLY spares who needs no more the reading of the processor's headers.
+#if !defined(SHOAL_PORTABLE_ONLY) && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define SHOAL_HAS_AVX2 1
 #include <immintrin.h>
 #endif
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#if !defined(SHOAL_PORTABLE_ONLY) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__) && \
+    defined(SHOAL_HAS_AVX2)
 #define SHOAL_HAS_AVX512 1
-#include <immintrin.h>
 #endif
 
 #define SHOAL_INLINE inline __attribute__((always_inline))
@@ -24,6 +25,8 @@ namespace shoal {
 struct PortableLanes {
     static constexpr int kWidth = 8;
     static constexpr int kRegisters = 16;
+    static constexpr int kTileRows = 4;  // fewer kernels to compile: this set is for when there is no better one
+    static constexpr bool kFloatsInRegisters = false;
     typedef float F __attribute__((vector_size(32)));
     typedef int32_t I __attribute__((vector_size(32)));
     typedef uint32_t U __attribute__((vector_size(32)));
@@ -40,6 +43,7 @@ struct PortableLanes {
     static SHOAL_INLINE F fma(F a, F b, F c) { return a * b + c; }  // two roundings, unless the compiler fuses
     static SHOAL_INLINE F mul(F a, F b) { return a * b; }
     static SHOAL_INLINE F add(F a, F b) { return a + b; }
+    static SHOAL_INLINE F held(F a) { return a; }
     static SHOAL_INLINE F halves(const uint8_t *p) {
         typedef uint16_t Shorts __attribute__((vector_size(16)));
         Shorts packed;
@@ -82,15 +86,35 @@ struct PortableLanes {
     static SHOAL_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
     static SHOAL_INLINE F as_float(I a) { return (F)a; }
 
-    static SHOAL_INLINE I no_sum() { return I{}; }
-    static SHOAL_INLINE Pairs no_pairs() { return I{}; }
-    static SHOAL_INLINE Pairs dot_unsigned(Pairs sum, I codes, const int8_t *x) {
-        return sum + (codes & 255) * x[0] + ((codes >> 8) & 255) * x[1] + ((codes >> 16) & 255) * x[2] +
+    static SHOAL_INLINE Pairs products(I codes, const int8_t *x) {
+        return (codes & 255) * x[0] + ((codes >> 8) & 255) * x[1] + ((codes >> 16) & 255) * x[2] +
                right<24>(codes) * x[3];
     }
-    static SHOAL_INLINE I widen(I sum, Pairs pairs) { return sum + pairs; }
-    static SHOAL_INLINE I dot_biased(I sum, I codes, const int8_t *x) {
-        return dot_unsigned(sum, codes, x) - 128 * (x[0] + x[1] + x[2] + x[3]);
+    static SHOAL_INLINE Pairs add_pairs(Pairs a, Pairs b) { return a + b; }
+    static SHOAL_INLINE I widen(Pairs pairs) { return pairs; }
+    static SHOAL_INLINE I add_words(I a, I b) { return a + b; }
+    static SHOAL_INLINE I biased_products(I codes, const int8_t *x) {
+        return products(codes, x) - 128 * (x[0] + x[1] + x[2] + x[3]);
+    }
+
+    // Of 32 floats, as bits: magnitudes order as their bits do, and a NaN is larger than all.
+    static uint32_t largest_magnitude(const float *x) {
+        uint32_t largest = 0;
+        for (int j = 0; j < 32; ++j) {
+            uint32_t bits;
+            std::memcpy(&bits, x + j, sizeof bits);
+            bits &= 0x7fffffffu;
+            largest = bits > largest ? bits : largest;
+        }
+        return largest;
+    }
+    // 32 floats times `inverse`, to the nearest integers; they fit. And the sum of each 16.
+    static void round_block(const float *x, float inverse, int8_t *codes, int32_t *sums) {
+        for (int j = 0; j < 32; ++j) {
+            const auto code = static_cast<int32_t>(__builtin_rintf(x[j] * inverse));
+            codes[j] = static_cast<int8_t>(code);
+            sums[j / 16] += code;
+        }
     }
 };
 
@@ -98,6 +122,8 @@ struct PortableLanes {
 struct Avx2Lanes {
     static constexpr int kWidth = 8;
     static constexpr int kRegisters = 16;
+    static constexpr int kTileRows = 6;  // 6 x 16 sums, two weights and a broadcast fill sixteen registers
+    static constexpr bool kFloatsInRegisters = true;
     using F = __m256;
     using I = __m256i;
     using Pairs = __m256i;  // sixteen 16-bit sums
@@ -109,6 +135,11 @@ struct Avx2Lanes {
     static SHOAL_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
     static SHOAL_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
     static SHOAL_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+    // In a register, now: compilers fold a load into each of its uses, and loads are what a tile is short of.
+    static SHOAL_INLINE F held(F a) {
+        asm("" : "+x"(a));
+        return a;
+    }
     static SHOAL_INLINE F halves(const uint8_t *p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     }
@@ -136,24 +167,50 @@ struct Avx2Lanes {
     static SHOAL_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
     static SHOAL_INLINE F as_float(I a) { return _mm256_castsi256_ps(a); }
 
-    static SHOAL_INLINE I no_sum() { return _mm256_setzero_si256(); }
-    static SHOAL_INLINE Pairs no_pairs() { return _mm256_setzero_si256(); }
     static SHOAL_INLINE I four(const int8_t *x) {
         int word;
         std::memcpy(&word, x, sizeof word);
         return _mm256_set1_epi32(word);
     }
-    static SHOAL_INLINE Pairs dot_unsigned(Pairs sum, I codes, const int8_t *x) {
-        return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, four(x)));
-    }
-    static SHOAL_INLINE I widen(I sum, Pairs pairs) {
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
+    static SHOAL_INLINE Pairs products(I codes, const int8_t *x) { return _mm256_maddubs_epi16(codes, four(x)); }
+    static SHOAL_INLINE Pairs add_pairs(Pairs a, Pairs b) { return _mm256_add_epi16(a, b); }
+    static SHOAL_INLINE I widen(Pairs pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+    static SHOAL_INLINE I add_words(I a, I b) { return _mm256_add_epi32(a, b); }
     // |x| times (w with x's sign): two products of 255 * 127 would not fit 16 bits, two of 128 * 127 do
-    static SHOAL_INLINE I dot_biased(I sum, I codes, const int8_t *x) {
+    static SHOAL_INLINE I biased_products(I codes, const int8_t *x) {
         const I w = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(0x80)));
         const I signs = four(x);
-        return widen(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(signs), _mm256_sign_epi8(w, signs)));
+        return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(signs), _mm256_sign_epi8(w, signs)));
+    }
+
+    static SHOAL_INLINE uint32_t largest_magnitude(const float *x) {
+        const I bits = _mm256_set1_epi32(0x7fffffff);
+        I largest = _mm256_setzero_si256();
+        for (int j = 0; j < 32; j += 8) {
+            const I magnitude = _mm256_and_si256(words(reinterpret_cast<const uint8_t *>(x + j)), bits);
+            largest = _mm256_max_epi32(largest, magnitude);
+        }
+        __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
+        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(2, 3, 0, 1)));
+        return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
+    }
+    static SHOAL_INLINE void round_block(const float *x, float inverse, int8_t *codes, int32_t *sums) {
+        const F factor = _mm256_set1_ps(inverse);
+        const auto rounded = [&](int j) { return _mm256_cvtps_epi32(_mm256_mul_ps(load(x + j), factor)); };
+        // packing works within halves of a register: the words it leaves interleaved are put in order at the end
+        const I low = _mm256_packs_epi32(rounded(0), rounded(8)), high = _mm256_packs_epi32(rounded(16), rounded(24));
+        const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        const I block = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+        _mm256_storeu_si256(reinterpret_cast<I *>(codes), block);
+        const I fours = widen(_mm256_maddubs_epi16(_mm256_set1_epi8(1), block));
+        sums[0] = sum_of_four(_mm256_castsi256_si128(fours));
+        sums[1] = sum_of_four(_mm256_extracti128_si256(fours, 1));
+    }
+    static SHOAL_INLINE int32_t sum_of_four(__m128i four) {
+        four = _mm_add_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
+        four = _mm_add_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(2, 3, 0, 1)));
+        return _mm_cvtsi128_si32(four);
     }
 };
 #endif
@@ -162,6 +219,8 @@ struct Avx2Lanes {
 struct Avx512Lanes {
     static constexpr int kWidth = 16;
     static constexpr int kRegisters = 32;
+    static constexpr int kTileRows = 6;
+    static constexpr bool kFloatsInRegisters = true;
     using F = __m512;
     using I = __m512i;
     using Pairs = __m512i;  // VNNI sums at 32 bits
@@ -173,6 +232,10 @@ struct Avx512Lanes {
     static SHOAL_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
     static SHOAL_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static SHOAL_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+    static SHOAL_INLINE F held(F a) {
+        asm("" : "+v"(a));
+        return a;
+    }
     static SHOAL_INLINE F halves(const uint8_t *p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
@@ -200,20 +263,25 @@ struct Avx512Lanes {
     static SHOAL_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
     static SHOAL_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 
-    static SHOAL_INLINE I no_sum() { return _mm512_setzero_si512(); }
-    static SHOAL_INLINE Pairs no_pairs() { return _mm512_setzero_si512(); }
     static SHOAL_INLINE I four(const int8_t *x) {
         int word;
         std::memcpy(&word, x, sizeof word);
         return _mm512_set1_epi32(word);
     }
-    static SHOAL_INLINE Pairs dot_unsigned(Pairs sum, I codes, const int8_t *x) {
-        return _mm512_dpbusd_epi32(sum, codes, four(x));
+    static SHOAL_INLINE Pairs products(I codes, const int8_t *x) {
+        return _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, four(x));
     }
-    static SHOAL_INLINE I widen(I sum, Pairs pairs) { return _mm512_add_epi32(sum, pairs); }
-    static SHOAL_INLINE I dot_biased(I sum, I codes, const int8_t *x) {
-        const I bias = _mm512_dpbusd_epi32(no_sum(), _mm512_set1_epi8(static_cast<char>(0x80)), four(x));
-        return _mm512_sub_epi32(_mm512_dpbusd_epi32(sum, codes, four(x)), bias);
+    static SHOAL_INLINE Pairs add_pairs(Pairs a, Pairs b) { return _mm512_add_epi32(a, b); }
+    static SHOAL_INLINE I widen(Pairs pairs) { return pairs; }
+    static SHOAL_INLINE I add_words(I a, I b) { return _mm512_add_epi32(a, b); }
+    static SHOAL_INLINE I biased_products(I codes, const int8_t *x) {
+        const I bias = products(_mm512_set1_epi8(static_cast<char>(0x80)), x);
+        return _mm512_sub_epi32(products(codes, x), bias);
+    }
+
+    static SHOAL_INLINE uint32_t largest_magnitude(const float *x) { return Avx2Lanes::largest_magnitude(x); }
+    static SHOAL_INLINE void round_block(const float *x, float inverse, int8_t *codes, int32_t *sums) {
+        Avx2Lanes::round_block(x, inverse, codes, sums);
     }
 };
 #endif

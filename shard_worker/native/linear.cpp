@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#define SHOAL_PORTABLE_ONLY
 #include "linear_kernels.h"
 #include "quant_pack.h"
 
@@ -109,11 +110,11 @@ int64_t shoal_linear_inputs(const shoal_linear *linear) { return linear->inputs;
 
 size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max) {
     const auto inputs = static_cast<size_t>(linear->inputs);
-    const size_t panels = 2;  // what the widest register tile takes at once
-    const size_t tile = panels * static_cast<size_t>(shoal::tile_inputs(linear->inputs)) * shoal::kPanel * sizeof(float);
-    const size_t rows = static_cast<size_t>(std::clamp<int64_t>(m_max, 1, shoal::kRowsAtOnceInt8));
-    const size_t activations = rows * (inputs + inputs / shoal::kBlock * 3 * sizeof(float));
-    return aligned(std::max(tile, activations)) + kAlignment;
+    const size_t tile = shoal::kTilePanelsMax * static_cast<size_t>(shoal::tile_inputs(linear->inputs)) * shoal::kPanel * sizeof(float);
+    const auto at_most = [m_max](int64_t rows) { return static_cast<size_t>(std::clamp<int64_t>(m_max, 1, rows)); };
+    const size_t packed = at_most(shoal::rows_at_once(linear->inputs)) * inputs * sizeof(float);
+    const size_t codes = at_most(shoal::kRowsAtOnceInt8) * (inputs + inputs / shoal::kBlock * 3 * sizeof(float));
+    return aligned(std::max(tile + packed, codes)) + kAlignment;
 }
 
 void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y, int64_t ldy,

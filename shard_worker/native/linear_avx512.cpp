@@ -1,4 +1,7 @@
+#if defined(__AVX512F__)
 #include "linear_kernels.h"
+#endif
+#include "linear_matrix.h"
 
 const shoal::Kernels *shoal::avx512_kernels() {
 #ifdef SHOAL_HAS_AVX512

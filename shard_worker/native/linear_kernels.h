@@ -16,7 +16,7 @@
 
 namespace shoal {
 
-constexpr int kRowsMax = 6;  // of a register tile: 6 x 16 sums, two weights and a broadcast fill sixteen registers
+constexpr int kTilePanelsMax = 2;
 constexpr int64_t kTileInputsMax = 320;  // 20 KB of floats, beside six rows of x, in 32 KB
 constexpr int64_t kRowBlockBytes = 256 << 10;  // of x, which a sweep over all panels rereads: half a second-level cache
 
@@ -61,45 +61,108 @@ struct Sums {
         each([&](typename V::F &sum, int i, int j) { V::store(to.y + i * to.ldy + j, sum); });
     }
 
-    // `count` inputs of one reader a panel; x points at the first of them.
-    template <int kStep, class Reader>
-    SHOAL_INLINE void add(const Reader (&readers)[kPanels], const float *x, int64_t ldx, int count = kStep) {
+    // `count` inputs of one reader a panel, from x's first of them on.
+    template <int kStep, class Rows, class Reader>
+    SHOAL_INLINE void add(const Reader (&readers)[kPanels], const Rows &x, int count = kStep) {
         unrolled(
             [&](auto input) __attribute__((always_inline)) {
                 constexpr int J = decltype(input)::value;
                 if (J >= count) return;
-                typename V::F row[kRows];
-#pragma GCC unroll 8
-                for (int i = 0; i < kRows; ++i) row[i] = V::broadcast(x[i * ldx + J]);
-#pragma GCC unroll 8
-                for (int p = 0; p < kPanels; ++p)
-#pragma GCC unroll 2
-                    for (int h = 0; h < kHalves; ++h) {
-                        const auto weight = readers[p].template value<J>(h);
-#pragma GCC unroll 8
-                        for (int i = 0; i < kRows; ++i) at[i][p][h] = V::fma(row[i], weight, at[i][p][h]);
-                    }
+                if constexpr (kRows >= kPanels) {
+                    add_weights_first<J>(readers, x);
+                } else {
+                    add_rows_first<J>(readers, x);
+                }
             },
             std::make_integer_sequence<int, kStep>{});
+    }
+
+private:
+    // The shorter of the two lists is held in registers, the longer one streams.
+    template <int J, class Rows, class Reader>
+    SHOAL_INLINE void add_weights_first(const Reader (&readers)[kPanels], const Rows &x) {
+        typename V::F weight[kPanels][kHalves];
+#pragma GCC unroll 8
+        for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll 2
+            for (int h = 0; h < kHalves; ++h) weight[p][h] = V::held(readers[p].template value<J>(h));
+#pragma GCC unroll 8
+        for (int i = 0; i < kRows; ++i) {
+            const auto row = V::broadcast(x.at(i, J));
+#pragma GCC unroll 8
+            for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll 2
+                for (int h = 0; h < kHalves; ++h) at[i][p][h] = V::fma(row, weight[p][h], at[i][p][h]);
+        }
+    }
+    template <int J, class Rows, class Reader>
+    SHOAL_INLINE void add_rows_first(const Reader (&readers)[kPanels], const Rows &x) {
+        typename V::F row[kRows];
+#pragma GCC unroll 8
+        for (int i = 0; i < kRows; ++i) row[i] = V::broadcast(x.at(i, J));
+#pragma GCC unroll 8
+        for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll 2
+            for (int h = 0; h < kHalves; ++h) {
+                const auto weight = readers[p].template value<J>(h);
+#pragma GCC unroll 8
+                for (int i = 0; i < kRows; ++i) at[i][p][h] = V::fma(row[i], weight, at[i][p][h]);
+            }
+    }
+};
+
+// Rows of x as the caller has them.
+struct StridedRows {
+    const float *x;
+    int64_t stride;
+    SHOAL_INLINE float at(int row, int input) const { return x[row * stride + input]; }
+    SHOAL_INLINE StridedRows from(int64_t input) const { return {x + input, stride}; }
+};
+
+// Rows of one register tile, interleaved: one address for all of them, and no two that meet in a cache's set.
+template <int kRows>
+struct PackedRows {
+    const float *x;
+    SHOAL_INLINE float at(int row, int input) const { return x[input * kRows + row]; }
+    SHOAL_INLINE PackedRows from(int64_t input) const { return {x + input * kRows}; }
+};
+
+// What is read next, fetched bit by bit while the present is used, so that memory and multipliers work at the same time: the
+// processor's own guesses keep too few lines under way.
+struct Ahead {
+    const uint8_t *at;
+    int64_t bytes;  // for each block that is worked on
+
+    // The same number of lines each time, be it the same line again: a branch that is now and then taken costs more.
+    template <int kPanels>
+    SHOAL_INLINE void fetch(int64_t stride) {
+        constexpr int kLine = 64, kSecondLevel = 2;
+        int64_t line = 0;
+        do {
+            for (int p = 0; p < kPanels; ++p) __builtin_prefetch(at + line + p * stride, 0, kSecondLevel);
+        } while ((line += kLine) < bytes);
+        at += bytes;
     }
 };
 
 // kRows rows of x times kPanels panels that lie `stride` bytes apart.
-template <class V, class P, int kRows, int kPanels>
-void multiply(const uint8_t *panel, int64_t stride, int64_t inputs, const float *x, int64_t ldx, Target to) {
+template <class V, class P, int kRows, int kPanels, class Rows>
+void multiply(const uint8_t *panel, int64_t stride, int64_t inputs, const Rows x, Target to,
+              Ahead ahead) {
     Sums<V, kRows, kPanels> sums;
     sums.open(to);
     if constexpr (P::kQuantised) {
         RunReader<V, P> readers[kPanels];
         for (int64_t b = 0; b < inputs / kBlock; ++b) {
             const uint8_t *header = panel + header_at<P>(b), *block = panel + block_at<P>(b);
+            ahead.fetch<kPanels>(stride);
             for (int run = 0; run < kBlock / P::kScaleInputs; ++run) {
                 for (int p = 0; p < kPanels; ++p) readers[p].open(header + p * stride, block + p * stride, run);
 #pragma GCC unroll 1
                 for (int s = 0; s < P::kScaleInputs / 8; ++s) {
                     const int step = run * (P::kScaleInputs / 8) + s;
                     for (int p = 0; p < kPanels; ++p) readers[p].step(block + p * stride, step);
-                    sums.template add<8>(readers, x + b * kBlock + step * 8, ldx);
+                    sums.template add<8>(readers, x.from(b * kBlock + step * 8));
                 }
             }
         }
@@ -108,12 +171,13 @@ void multiply(const uint8_t *panel, int64_t stride, int64_t inputs, const float 
         typename P::template Reader<V> readers[kPanels];
         const int64_t whole = inputs / kStep;
         for (int64_t b = 0; b < whole; ++b) {
+            ahead.fetch<kPanels>(stride);
             for (int p = 0; p < kPanels; ++p) readers[p].block = panel + p * stride + b * P::kBlockBytes;
-            sums.template add<kStep>(readers, x + b * kStep, ldx);
+            sums.template add<kStep>(readers, x.from(b * kStep));
         }
         if (const int rest = static_cast<int>(inputs % kStep)) {
             for (int p = 0; p < kPanels; ++p) readers[p].block = panel + p * stride + whole * P::kBlockBytes;
-            sums.template add<kStep>(readers, x + whole * kStep, ldx, rest);
+            sums.template add<kStep>(readers, x.from(whole * kStep), rest);
         }
     }
     sums.close(to);
@@ -130,14 +194,16 @@ void expand(const uint8_t *panel, int64_t first, int64_t blocks, float *out) {
     for (int64_t b = first; b < first + blocks; ++b) {
         const uint8_t *block = panel + block_at<P>(b);
         if constexpr (P::kQuantised) {
-            RunReader<V, P> reader;
-            for (int step = 0; step < kBlock / 8; ++step) {
-                constexpr int kSteps = P::kScaleInputs / 8;
-                if (step % kSteps == 0) reader.open(panel + header_at<P>(b), block, step / kSteps);
-                reader.step(block, step);
-                unrolled([&](auto j) __attribute__((always_inline)) { put(reader, j); },
-                         std::make_integer_sequence<int, 8>{});
-                out += 8 * kPanel;
+            constexpr int kSteps = P::kScaleInputs / 8;
+            for (int run = 0; run < kBlock / P::kScaleInputs; ++run) {
+                RunReader<V, P> reader;
+                reader.open(panel + header_at<P>(b), block, run);
+                for (int s = 0; s < kSteps; ++s) {
+                    reader.step(block, run * kSteps + s);
+                    unrolled([&](auto j) __attribute__((always_inline)) { put(reader, j); },
+                             std::make_integer_sequence<int, 8>{});
+                    out += 8 * kPanel;
+                }
             }
         } else {
             const typename P::template Reader<V> reader{block};
@@ -160,76 +226,77 @@ struct Activations8 {
 
 template <class V>
 void quantise_block(const float *x, bool per_16, int8_t *codes, float *scale, float *sums) {
-    uint32_t largest = 0;  // magnitudes order as their bits do, and a NaN is larger than all
-    for (int j = 0; j < kBlock; ++j) {
-        uint32_t bits;
-        std::memcpy(&bits, x + j, sizeof bits);
-        largest = std::max(largest, bits & 0x7fffffffu);
-    }
+    constexpr float kScaleMin = 0x1p-126f;  // a subnormal one is too coarse to divide by: the block counts as zero
+    const uint32_t largest = V::largest_magnitude(x);
     float magnitude;
     std::memcpy(&magnitude, &largest, sizeof magnitude);
     const bool finite = largest < 0x7f800000u;
     *scale = finite ? magnitude / 127.0f : __builtin_nanf("");
-    const float inverse = *scale > 0.0f ? 1.0f / *scale : 0.0f;
-    const float limit = 127.0f;  // a subnormal scale is too coarse to divide by
+    const bool worth = finite && *scale >= kScaleMin;
     int32_t sum[2] = {0, 0};
-    for (int j = 0; j < kBlock; ++j) {
-        const float scaled = finite ? std::min(std::max(x[j] * inverse, -limit), limit) : 0.0f;
-        const int32_t code = static_cast<int32_t>(__builtin_rintf(scaled));
-        codes[j] = static_cast<int8_t>(code);
-        sum[j / 16] += code;
+    if (worth) {
+        V::round_block(x, 1.0f / *scale, codes, sum);
+    } else {
+        std::memset(codes, 0, kBlock);
     }
     sums[0] = *scale * static_cast<float>(per_16 ? sum[0] : sum[0] + sum[1]);
     sums[1] = *scale * static_cast<float>(sum[1]);
 }
 
-template <class V, class P>
-SHOAL_INLINE typename V::I dot(const typename V::I *words, const int8_t *x) {
-    constexpr int kWords = P::kScaleInputs / 4;
-    typename V::I sum = V::no_sum();
-    if constexpr (P::kChain == 0) {
-#pragma GCC unroll 8
-        for (int w = 0; w < kWords; ++w) sum = V::dot_biased(sum, words[w], x + 4 * w);
+// Words as pairs of sums, added as a tree: a chain would fill the scheduler with what waits.
+template <class V, int kWords>
+SHOAL_INLINE typename V::Pairs sum_of_words(const typename V::I *words, const int8_t *x) {
+    if constexpr (kWords == 1) {
+        return V::products(words[0], x);
     } else {
-#pragma GCC unroll 8
-        for (int first = 0; first < kWords; first += P::kChain) {
-            auto pairs = V::no_pairs();
-#pragma GCC unroll 8
-            for (int w = first; w < first + P::kChain; ++w) pairs = V::dot_unsigned(pairs, words[w], x + 4 * w);
-            sum = V::widen(sum, pairs);
-        }
+        constexpr int kHalf = kWords / 2;
+        return V::add_pairs(sum_of_words<V, kHalf>(words, x), sum_of_words<V, kHalf>(words + kHalf, x + 4 * kHalf));
     }
-    return sum;
 }
 
-template <class V, class P, int kRows>
-void multiply_int8(const uint8_t *panel, int64_t blocks, const Activations8 &x, int64_t first_row, Target to) {
+// The integer sum of codes times x over the inputs of one scale; with kChain 0 of codes that are biased by 128.
+template <class V, class P, int kWords = P::kScaleInputs / 4>
+SHOAL_INLINE typename V::I dot(const typename V::I *words, const int8_t *x) {
+    if constexpr (P::kChain == kWords) {
+        return V::widen(sum_of_words<V, kWords>(words, x));
+    } else if constexpr (P::kChain == 0 && kWords == 1) {
+        return V::biased_products(words[0], x);
+    } else {
+        constexpr int kHalf = kWords / 2;
+        return V::add_words(dot<V, P, kHalf>(words, x), dot<V, P, kHalf>(words + kHalf, x + 4 * kHalf));
+    }
+}
+
+// Adds the product of one panel and rows [first, first + rows) of x to sums[rows][16]. The loop over rows stays a loop: unrolled, its
+// broadcasts outlive the registers.
+template <class V, class P>
+void multiply_int8(const uint8_t *panel, int64_t blocks, const Activations8 &x, int64_t first, int64_t rows, float *sums) {
     constexpr int kHalves = kPanel / V::kWidth, kRuns = kBlock / P::kScaleInputs, kWords = P::kScaleInputs / 4;
-    Sums<V, kRows, 1> sums;
-    sums.open(to);
     for (int64_t b = 0; b < blocks; ++b) {
         const uint8_t *header = panel + header_at<P>(b), *block = panel + block_at<P>(b);
-        const int64_t at = b * x.rows + first_row;
+#pragma GCC unroll 1
         for (int h = 0; h < kHalves; ++h) {
             typename V::I words[8];
+            typename V::F scale[kRuns], offset[kRuns];
 #pragma GCC unroll 4
             for (int s = 0; s < 4; ++s) P::template words<V>(block, s, h, words[2 * s], words[2 * s + 1]);
+            for (int run = 0; run < kRuns; ++run) P::template scales<V>(header, block, run, h, scale[run], offset[run]);
+            const int8_t *codes = x.codes + (b * x.rows + first) * kBlock;
+            const float *row_scale = x.scales + b * x.rows + first, *row_sums = x.sums + (b * x.rows + first) * 2;
+            float *at = sums + h * V::kWidth;
+#pragma GCC unroll 1
+            for (int64_t i = 0; i < rows; ++i, codes += kBlock, row_scale += 1, row_sums += 2, at += kPanel) {
+                auto sum = V::load(at);
 #pragma GCC unroll 2
-            for (int run = 0; run < kRuns; ++run) {
-                typename V::F scale, offset;
-                P::template scales<V>(header, block, run, h, scale, offset);
-#pragma GCC unroll 8
-                for (int i = 0; i < kRows; ++i) {
-                    const auto codes = x.codes + (at + i) * kBlock + run * P::kScaleInputs;
-                    const auto product = V::to_float(dot<V, P>(words + run * kWords, codes));
-                    auto sum = V::fma(product, V::mul(scale, V::broadcast(x.scales[at + i])), sums.at[i][0][h]);
-                    if constexpr (P::kChain != 0) sum = V::fma(offset, V::broadcast(x.sums[(at + i) * 2 + run]), sum);
-                    sums.at[i][0][h] = sum;
+                for (int run = 0; run < kRuns; ++run) {
+                    if constexpr (P::kChain != 0) sum = V::fma(offset[run], V::broadcast(row_sums[run]), sum);
+                    const auto product = V::to_float(dot<V, P>(words + run * kWords, codes + run * P::kScaleInputs));
+                    sum = V::fma(product, V::mul(scale[run], V::broadcast(*row_scale)), sum);
                 }
+                V::store(at, sum);
             }
         }
     }
-    sums.close(to);
 }
 
 // ---- a share of one product
@@ -285,24 +352,21 @@ constexpr int panels_at_once(int rows) {
     return std::max(1, std::min(wanted, V::kRegisters * 3 / 4 / (rows * kHalves)));
 }
 
-// From how many rows on a panel is made into floats first. Low, since each count is a kernel of its own to compile, and a
-// stretch of floats in the first-level cache costs little.
-template <class P>
-constexpr int few_rows_max() {
-    return std::is_same_v<P, F32Panel> ? kRowsMax : 2;
-}
+constexpr int64_t kFewRowsAhead = 4096;
+constexpr int kFewRows = 2;  // up to these x is read where it is, and each weight once
 
 template <class V, class P>
 void run_few_rows(const Job &job) {
-    with_rows<few_rows_max<P>()>(job.m, [&](auto rows) {
+    with_rows<kFewRows>(job.m, [&](auto rows) {
         constexpr int kRows = decltype(rows)::value, kMany = panels_at_once<V, P>(kRows);
         int64_t panel = job.first;
         const auto advance = [&](auto count) {
             constexpr int kPanels = decltype(count)::value;
             for (; panel + kPanels <= job.last; panel += kPanels) {
                 into<kRows, kPanels>(job, 0, panel, false, true, [&](Target to) {
-                    multiply<V, P, kRows, kPanels>(job.w.panel(panel), job.w.panel_bytes, job.w.inputs, job.x,
-                                                   job.ldx, to);
+                    multiply<V, P, kRows, kPanels>(job.w.panel(panel), job.w.panel_bytes, job.w.inputs,
+                                                   StridedRows{job.x, job.ldx}, to,
+                                                   {job.w.panel(panel) + kFewRowsAhead, P::kBlockBytes});
                 });
             }
         };
@@ -311,23 +375,7 @@ void run_few_rows(const Job &job) {
     });
 }
 
-// Rows [row, end) times a stretch of kPanels panels that lie as floats at `tile`, `stride` bytes apart.
-template <class V, int kPanels>
-void sweep_rows(const Job &job, int64_t row, int64_t end, int64_t panel, const uint8_t *tile, int64_t stride,
-                int64_t first_input, int64_t inputs) {
-    const bool resume = first_input > 0, final = first_input + inputs == job.w.inputs;
-    for (int64_t tiles = (end - row + kRowsMax - 1) / kRowsMax; tiles > 0; --tiles) {
-        const int64_t count = (end - row + tiles - 1) / tiles;  // tiles of like height: a low one waits for its sums
-        with_rows<kRowsMax>(count, [&](auto rows) {
-            constexpr int kRows = decltype(rows)::value;
-            into<kRows, kPanels>(job, row, panel, resume, final, [&](Target to) {
-                multiply<V, F32Panel, kRows, kPanels>(tile, stride, inputs, job.x + row * job.ldx + first_input,
-                                                      job.ldx, to);
-            });
-        });
-        row += count;
-    }
-}
+// ---- many rows
 
 inline int64_t tile_inputs(int64_t inputs) {
     const int64_t tiles = (inputs + kTileInputsMax - 1) / kTileInputsMax;
@@ -336,52 +384,126 @@ inline int64_t tile_inputs(int64_t inputs) {
 
 inline int64_t rows_at_once(int64_t inputs) {
     const int64_t rows = kRowBlockBytes / (inputs * static_cast<int64_t>(sizeof(float)));
-    return std::max<int64_t>(4, rows / kRowsMax) * kRowsMax;
+    return std::max<int64_t>(2, rows / 12) * 12;  // full register tiles, of whatever height
 }
 
-template <class V, class P, int kPanels>
-void run_tile(const Job &job, int64_t row, int64_t end, int64_t panel) {
-    const int64_t stretch = tile_inputs(job.w.inputs);
-    for (int64_t k = 0; k < job.w.inputs; k += stretch) {
-        const int64_t inputs = std::min(stretch, job.w.inputs - k);
-        const uint8_t *tile = job.scratch;
-        int64_t stride = stretch * kPanel * static_cast<int64_t>(sizeof(float));
-        if constexpr (std::is_same_v<P, F32Panel>) {
-            tile = job.w.panel(panel) + k * kPanel * static_cast<int64_t>(sizeof(float));
-            stride = job.w.panel_bytes;
-        } else {
-            constexpr int kInputs = P::kQuantised ? kBlock : 4;
-            for (int p = 0; p < kPanels; ++p) {
-                expand<V, P>(job.w.panel(panel + p), k / kInputs, (inputs + kInputs - 1) / kInputs,
-                             reinterpret_cast<float *>(job.scratch + p * stride));
-            }
-        }
-        sweep_rows<V, kPanels>(job, row, end, panel, tile, stride, k, inputs);
+// Calls body(first row, integral_constant<rows>) for register tiles of like height: a low one would wait for its sums.
+template <int kMax, class Body>
+SHOAL_INLINE void each_row_tile(int64_t rows, Body &&body) {
+    int64_t row = 0;
+    for (int64_t tiles = (rows + kMax - 1) / kMax; tiles > 0; --tiles) {
+        const int64_t count = (rows - row + tiles - 1) / tiles;
+        with_rows<kMax>(count, [&](auto height) { body(row, height); });
+        row += count;
     }
 }
 
+// Rows [row, row + rows) of x, as PackedRows tile after tile.
+template <int kMax>
+void pack_rows(const Job &job, int64_t row, int64_t rows, float *out) {
+    each_row_tile<kMax>(rows, [&](int64_t first, auto height) {
+        constexpr int kRows = decltype(height)::value;
+        const float *x = job.x + (row + first) * job.ldx;
+        float *tile = out + first * job.w.inputs;
+        for (int64_t k = 0; k < job.w.inputs; ++k) {
+            for (int i = 0; i < kRows; ++i) tile[k * kRows + i] = x[i * job.ldx + k];
+        }
+    });
+}
+
+// A stretch of inputs of panels as a kernel is to read it.
+struct Stretch {
+    const uint8_t *weights;
+    int64_t stride;
+    int64_t first, inputs;
+};
+
+template <class V, class P, int kPanels, int kHeightMax>
+void sweep_rows(const Job &job, int64_t row, int64_t rows, const float *packed, int64_t panel, const Stretch &part,
+                const uint8_t *next, int64_t next_bytes) {
+    const int64_t ahead_bytes = next_bytes * inputs_of_block<P>() / (rows * part.inputs) + 1;  // per row and block
+    const bool resume = part.first > 0, final = part.first + part.inputs == job.w.inputs;
+    each_row_tile<kHeightMax>(rows, [&](int64_t first, auto height) {
+        constexpr int kRows = decltype(height)::value;
+        const PackedRows<kRows> x{packed + first * job.w.inputs + part.first * kRows};
+        const Ahead ahead{next + next_bytes * first / rows, ahead_bytes * kRows};
+        into<kRows, kPanels>(job, row + first, panel, resume, final, [&](Target to) {
+            multiply<V, P, kRows, kPanels>(part.weights, part.stride, part.inputs, x, to, ahead);
+        });
+    });
+}
+
+template <class V, class P, int kPanels, int kHeightMax, bool kExpand>
+void run_panels(const Job &job, int64_t row, int64_t rows, const float *packed, float *tile, int64_t panel) {
+    constexpr int64_t kInputs = inputs_of_block<P>();
+    const int64_t length = tile_inputs(job.w.inputs);
+    for (int64_t k = 0; k < job.w.inputs; k += length) {
+        const int64_t inputs = std::min(length, job.w.inputs - k);
+        const int64_t begin = block_at<P>(k / kInputs), end = block_at<P>((k + inputs) / kInputs);
+        const uint8_t *weights = job.w.panel(panel) + begin;
+        if constexpr (kExpand) {
+            const int64_t stride = length * kPanel * static_cast<int64_t>(sizeof(float));
+            for (int p = 0; p < kPanels; ++p) {
+                expand<V, P>(job.w.panel(panel + p), k / kInputs, (inputs + kInputs - 1) / kInputs,
+                             tile + p * length * kPanel);
+            }
+            const Stretch floats{reinterpret_cast<uint8_t *>(tile), stride, k, inputs};
+            sweep_rows<V, F32Panel, kPanels, kHeightMax>(job, row, rows, packed, panel, floats, job.w.panel(panel) + end, end - begin);
+        } else {
+            const Stretch stored{weights, job.w.panel_bytes, k, inputs};
+            sweep_rows<V, P, kPanels, kHeightMax>(job, row, rows, packed, panel, stored, weights + (end - begin), end - begin);
+        }
+    }
+}
+
+template <class V, class P, int kHeightMax, bool kExpand>
+void sweep_panels(const Job &job) {
+    constexpr int kMany = panels_at_once<V, F32Panel>(kHeightMax);
+    static_assert(kMany <= kTilePanelsMax);
+    auto *tile = reinterpret_cast<float *>(job.scratch);
+    float *packed = tile + kMany * tile_inputs(job.w.inputs) * kPanel;
+    for (int64_t row = 0; row < job.m; row += rows_at_once(job.w.inputs)) {
+        const int64_t rows = std::min(job.m - row, rows_at_once(job.w.inputs));
+        pack_rows<kHeightMax>(job, row, rows, packed);
+        int64_t panel = job.first;
+        for (; panel + kMany <= job.last; panel += kMany) {
+            run_panels<V, P, kMany, kHeightMax, kExpand>(job, row, rows, packed, tile, panel);
+        }
+        if constexpr (kMany > 1) {
+            for (; panel < job.last; ++panel) {
+                run_panels<V, P, 1, kHeightMax, kExpand>(job, row, rows, packed, tile, panel);
+            }
+        }
+    }
+}
+
+// Two tiles of four rows widen each weight twice, for less than writing it down once.
+constexpr int64_t kRowsInRegisters = 8;
+constexpr int kHeightInRegisters = 4;
+
 template <class V, class P>
 void run_many_rows(const Job &job) {
-    constexpr int kMany = panels_at_once<V, F32Panel>(kRowsMax);
-    const int64_t rows = rows_at_once(job.w.inputs);
-    for (int64_t row = 0; row < job.m; row += rows) {
-        const int64_t end = std::min(job.m, row + rows);
-        int64_t panel = job.first;
-        for (; panel + kMany <= job.last; panel += kMany) run_tile<V, P, kMany>(job, row, end, panel);
-        for (; panel < job.last; ++panel) run_tile<V, P, 1>(job, row, end, panel);
+    if constexpr (std::is_same_v<P, F32Panel>) {
+        sweep_panels<V, P, V::kTileRows, false>(job);
+    } else {
+        if constexpr (V::kFloatsInRegisters && !P::kQuantised) {
+            if (job.m <= kRowsInRegisters) return sweep_panels<V, P, kHeightInRegisters, false>(job);
+        }
+        sweep_panels<V, P, V::kTileRows, true>(job);
     }
 }
 
 template <class V, class P>
 void run(const Job &job) {
-    if (job.m <= few_rows_max<P>()) {
+    if (job.m <= kFewRows) {
         run_few_rows<V, P>(job);
     } else {
         run_many_rows<V, P>(job);
     }
 }
 
-constexpr int64_t kRowsAtOnceInt8 = 128;
+constexpr int64_t kRowsAtOnceInt8 = 128;  // quantised before the sweep over panels: as bytes they stay in the caches
+constexpr int kRowsInt8 = 32;              // whose sums are under way for one panel
 
 template <class V, class P>
 Activations8 quantise_rows(const Job &job, int64_t row, int64_t rows) {
@@ -399,25 +521,30 @@ Activations8 quantise_rows(const Job &job, int64_t row, int64_t rows) {
     return x;
 }
 
+// Rows of sums[rows][16] to their place in y.
+inline void put_rows(const Job &job, int64_t row, int64_t rows, int64_t panel, float *sums) {
+    const int64_t column = panel * kPanel, valid = std::min<int64_t>(kPanel, job.w.outputs - column);
+    for (int64_t i = 0; i < rows; ++i, sums += kPanel) {
+        if (job.bias) {
+            for (int64_t j = 0; j < valid; ++j) sums[j] += job.bias[column + j];
+        }
+        std::memcpy(job.y + (row + i) * job.ldy + column, sums, static_cast<size_t>(valid) * sizeof(float));
+    }
+}
+
 template <class V, class P>
 void run_int8(const Job &job) {
     const int64_t blocks = job.w.inputs / kBlock;
-    for (int64_t first = 0; first < job.m; first += kRowsAtOnceInt8) {
-        const int64_t end = std::min(job.m, first + kRowsAtOnceInt8);
-        const Activations8 x = quantise_rows<V, P>(job, first, end - first);
+    for (int64_t begin = 0; begin < job.m; begin += kRowsAtOnceInt8) {
+        const int64_t end = std::min(job.m, begin + kRowsAtOnceInt8);
+        const Activations8 x = quantise_rows<V, P>(job, begin, end - begin);
         for (int64_t panel = job.first; panel < job.last; ++panel) {
-            int64_t row = first;
-            const auto advance = [&](auto count) {
-                constexpr int kRows = decltype(count)::value;
-                for (; row + kRows <= end; row += kRows) {
-                    into<kRows, 1>(job, row, panel, false, true, [&](Target to) {
-                        multiply_int8<V, P, kRows>(job.w.panel(panel), blocks, x, row - first, to);
-                    });
-                }
-            };
-            advance(std::integral_constant<int, 8>{});
-            advance(std::integral_constant<int, 4>{});
-            advance(std::integral_constant<int, 1>{});
+            for (int64_t row = begin; row < end; row += kRowsInt8) {
+                const int64_t rows = std::min<int64_t>(kRowsInt8, end - row);
+                float sums[kRowsInt8 * kPanel] = {};
+                multiply_int8<V, P>(job.w.panel(panel), blocks, x, row - begin, rows, sums);
+                put_rows(job, row, rows, panel, sums);
+            }
         }
     }
 }

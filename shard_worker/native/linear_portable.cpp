@@ -1,3 +1,4 @@
+#define SHOAL_PORTABLE_ONLY
 #include "linear_kernels.h"
 
 const shoal::Kernels *shoal::portable_kernels() {

@@ -206,6 +206,15 @@ struct Q6KPanel {
 // ---- places in a panel
 
 template <class P>
+constexpr int inputs_of_block() {
+    if constexpr (P::kQuantised) {
+        return kBlock;
+    } else {
+        return P::kBlockInputs;
+    }
+}
+
+template <class P>
 constexpr int64_t panel_bytes(int64_t inputs) {
     if constexpr (P::kQuantised) {
         const int64_t blocks = inputs / kBlock;

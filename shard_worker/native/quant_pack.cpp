@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "linear.h"
+#define SHOAL_PORTABLE_ONLY
 #include "panels.h"
 
 namespace shoal {

@@ -1,0 +1,72 @@
+"""One packed matrix from Python, for tests and measurements: a stage calls `linear.h` within its own step."""
+
+import ctypes
+from ctypes import c_int, c_int64, c_void_p
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard_worker.model.stage_weights import F32, U8, WeightFormat
+from shard_worker.native.library import FORMATS, address
+
+_RUN = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p]
+_SIGNATURES = {
+    "shoal_linear_run": (None, _RUN),
+    "shoal_linear_run_int8": (None, _RUN),
+    "shoal_linear_dequantize_row": (None, [c_void_p, c_int64, c_void_p]),
+}
+
+
+class PackedMatrix:
+    """y = x W^T. Raises ValueError where shoal_linear_create answers NULL. `close` frees it."""
+
+    def __init__(self, library: ctypes.CDLL, format: WeightFormat, rows: U8, inputs: int) -> None:
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        self._library = library
+        self.outputs, self.inputs = len(rows), inputs
+        rows = np.ascontiguousarray(rows)
+        self.handle = library.shoal_linear_create(
+            FORMATS[format], address(rows), self.outputs, inputs, rows.shape[1]
+        )
+        if not self.handle:
+            raise ValueError(
+                f"no {format.name} matrix of {self.outputs} x {inputs} in {rows.shape[1]} bytes a row"
+            )
+
+    def close(self) -> None:
+        self._library.shoal_linear_destroy(self.handle)
+
+    @property
+    def bytes(self) -> int:
+        return int(self._library.shoal_linear_bytes(self.handle))
+
+    def scratch(self, rows_max: int) -> U8:
+        return np.empty(self._library.shoal_linear_scratch_bytes(self.handle, rows_max), np.uint8)
+
+    def run(
+        self,
+        x: F32,
+        *,
+        bias: F32 | None = None,
+        int8: bool = False,
+        parts: int = 1,
+        scratch: U8 | None = None,
+        out: F32 | None = None,
+    ) -> F32:
+        """x [m, inputs] -> [m, outputs], the parts one after the other."""
+        m, y = len(x), np.empty((len(x), self.outputs), np.float32) if out is None else out
+        room = self.scratch(m) if scratch is None else scratch
+        run = self._library.shoal_linear_run_int8 if int8 else self._library.shoal_linear_run
+        for part in range(parts):
+            run(
+                self.handle, address(x), self.inputs, m, address(y), self.outputs, address(bias),
+                part, parts, address(room),
+            )  # fmt: skip
+        return y
+
+    def row(self, index: int) -> NDArray[np.float32]:
+        out = np.empty(self.inputs, np.float32)
+        self._library.shoal_linear_dequantize_row(self.handle, index, address(out))
+        return out
