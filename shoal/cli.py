@@ -9,13 +9,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from chassis.errors import BusError
-from shoal import model_words
-from shoal.client import Accepted, AsyncClient, Client, Delta, Event, Finished, Params, Prompt, ShoalError
+from shoal import generate_words, model_words
+from shoal.client import Accepted, AsyncClient, Client, Params, ShoalError
 from shoal.launcher import Deployment, LaunchError, Plan, read_state
 from shoal.ledger import Ledger
 from shoal.models import ModelError
@@ -54,10 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     up.set_defaults(do=_up)
 
     generate = commands.add_parser("generate", help="stream the answer to a prompt")
-    generate.add_argument("prompt", help="text, or - to read it from standard input")
-    _add_params(generate)
+    generate_words.add_words(generate)
     _add_where(generate)
-    generate.add_argument("--ids", action="store_true", help="print output ids instead of text")
     generate.set_defaults(do=_generate)
 
     models = commands.add_parser("models", help="list the models that are served")
@@ -91,20 +89,6 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help="TOML file with a section per service")
     parser.add_argument("--nats", help="URL of an existing server instead of an own one")
     _add_run_dir(parser)
-
-
-def _add_params(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chat", action="store_true", help="as a user's turn, in the model's chat template")
-    parser.add_argument("--system", default="", help="a system turn before it (with --chat)")
-    parser.add_argument("--model", default="", help="which one, when several are served")
-    parser.add_argument("--temperature", type=float, help="0 = greedy")
-    parser.add_argument("--top-p", type=float)
-    parser.add_argument("--top-k", type=int)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--stop", action="append", default=[], help="may be given several times")
-    parser.add_argument("--priority", type=int, help="0 (first) to 9")
-    parser.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS")
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
@@ -141,26 +125,10 @@ async def _stay_up(plan: Plan) -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    text = arguments.prompt
-    if text == "-":  # what is no UTF-8 is refused where every other value is
-        text = sys.stdin.buffer.read().decode(errors="surrogateescape")
-    prompt: Prompt = text
-    if arguments.chat:
-        system = [("system", arguments.system)] if arguments.system else []
-        prompt = [*system, ("user", text)]
-    params = Params(
-        model=arguments.model,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        max_tokens=arguments.max_tokens,
-        stop=tuple(arguments.stop),
-        priority=arguments.priority,
-        timeout_ms=round(arguments.timeout * 1000),
-    )
+    prompt, params = generate_words.prompt_of(arguments), generate_words.params_of(arguments)
     with Client(_address(arguments)) as client:
-        _print_events(client.generate(prompt, params), arguments.ids)
+        events = client.generate(prompt, params)
+        generate_words.print_events(events, arguments.ids, several=(params.n or 1) > 1)
     return 0
 
 
@@ -207,7 +175,7 @@ async def _ask(shoal: Deployment, question: str) -> None:
         async for event in client.generate([("user", question)], Params(temperature=0.0, max_tokens=128)):
             if isinstance(event, Accepted):
                 request_id = event.request_id
-            _print_event(event, ids=False)
+            generate_words.print_event(event)
     story, _ = await why(shoal.nats_url, request_id, wait_s=_TRACE_WAIT_S)
     book: Ledger | None = story.ledger()
     _print(render_ledger(book))
@@ -266,27 +234,6 @@ async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None  # only `work` can fail
     return not working.cancelled()
-
-
-def _print_events(events: Iterable[Event], ids: bool) -> None:
-    for event in events:
-        _print_event(event, ids)
-
-
-def _print_event(event: Event, ids: bool) -> None:
-    match event:
-        case Accepted(request_id):
-            _say(f"request {request_id}")
-        case Delta() as delta:
-            text = "".join(f"{i} " for i in delta.ids) if ids else delta.text
-            _print(text, end="")
-        case Finished() as end:
-            rate = end.output_tokens / (end.decode_us / 1e6) if end.decode_us else 0.0
-            _print("")
-            _say(
-                f"{end.reason}: {end.output_tokens} tokens ({rate:.1f}/s) after {end.prompt_tokens}"
-                f" of prompt, {end.cached_tokens} of them cached"
-            )
 
 
 def _print(text: str, end: str = "\n") -> None:

@@ -5,10 +5,10 @@ Delta and ends with Finished; leaving the loop early cancels the request unless 
 Nothing is retried here. Every failure is a ShoalError with the gateway's own words.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -44,6 +44,22 @@ class Accepted:
     request_id: str
     prompt_tokens: int
     seed: int
+    choice: int = 0  # of `Params.n`
+
+
+class TopLogprob(NamedTuple):
+    id: int
+    logprob: float
+    token: bytes
+
+
+class TokenLogprobs(NamedTuple):
+    """Of one output id, by the model alone. `rank` 1 is the likeliest, 0 not known."""
+
+    logprob: float
+    rank: int
+    token: bytes
+    top: tuple[TopLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,8 @@ class Delta:
     text: str
     ids: tuple[int, ...]
     first_index: int
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one an id, with `Params.top_logprobs`
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,7 @@ class Finished:
     queued_us: int
     prefill_us: int
     decode_us: int
+    choice: int = 0
 
 
 Event = Accepted | Delta | Finished
@@ -87,6 +106,16 @@ class Params:
     timeout_ms: int = 0
     resume_window_s: int = 0
     client_key: str = ""
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    n: int | None = None  # choices: the events of all come in one stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +136,10 @@ def build_generate(prompt: Prompt, params: Params) -> pb.GenerateRequest:
 
     Raises ShoalError for a value that the message cannot carry."""
     request = pb.GenerateRequest()
-    for field in fields(params):
-        value = getattr(params, field.name)
+    for param in fields(params):
+        value = getattr(params, param.name)
         if value is not None:
-            _set(request, field.name, value)
+            _set(request, param.name, value)
     if isinstance(prompt, str):
         _set(request, "prompt", prompt)
     elif prompt and isinstance(prompt[0], tuple):
@@ -131,7 +160,9 @@ def _chat(chat: pb.Chat, messages: Messages) -> None:
 def _set(message: Any, name: str, value: Any, called: str = "") -> None:
     """Raises ShoalError, as the gateway would say it, for what has no place in the field."""
     try:
-        if isinstance(value, str) or not isinstance(value, Sequence):
+        if isinstance(value, Mapping):
+            getattr(message, name).update(value)
+        elif isinstance(value, str) or not isinstance(value, Sequence):
             setattr(message, name, value)
         else:
             getattr(message, name).extend(value)
@@ -172,9 +203,11 @@ def _event(message: pb.GenerateEvent) -> Event | None:
     match message.WhichOneof("event"):
         case "accepted":
             a = message.accepted
-            return Accepted(a.request_id, a.prompt_tokens, a.seed)
+            return Accepted(a.request_id, a.prompt_tokens, a.seed, message.choice)
         case "delta":
-            return Delta(message.delta.text, tuple(message.delta.ids), message.delta.first_index)
+            d = message.delta
+            logprobs = tuple(map(_logprobs, d.logprobs)) if d.logprobs else ()
+            return Delta(d.text, tuple(d.ids), d.first_index, logprobs, message.choice)
         case "finished":
             f = message.finished
             return Finished(
@@ -185,9 +218,15 @@ def _event(message: pb.GenerateEvent) -> Event | None:
                 f.queued_us,
                 f.prefill_us,
                 f.decode_us,
+                message.choice,
             )
         case _:
             return None
+
+
+def _logprobs(m: pb.TokenLogprobs) -> TokenLogprobs:
+    top = tuple(TopLogprob(t.id, t.logprob, t.token) for t in m.top)
+    return TokenLogprobs(m.logprob, m.rank, m.token, top)
 
 
 def _error(error: Any) -> ShoalError:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal import cli
-from shoal.client import Event, Finished, Params, Prompt
+from shoal import cli, generate_words
+from shoal.client import Delta, Event, Finished, Params, Prompt, TokenLogprobs, TopLogprob
 from shoal.launcher import Plan
 
 GENERATE: list[tuple[list[str], Prompt, Params]] = [
@@ -20,6 +20,16 @@ GENERATE: list[tuple[list[str], Prompt, Params]] = [
     (["hi", "--stop", "END", "--stop", "\n\n"], "hi", Params(stop=("END", "\n\n"))),
     (["hi", "--model", "m", "--priority", "0"], "hi", Params("m", priority=0)),
     (["hi", "--timeout", "1.5"], "hi", Params(timeout_ms=1500)),
+    (["hi", "--min-p", ".1", "--typical-p", ".9"], "hi", Params(min_p=0.1, typical_p=0.9)),
+    (["hi", "--repetition-penalty", "1.2"], "hi", Params(repetition_penalty=1.2)),
+    (["hi", "--presence-penalty", "-1", "--frequency-penalty", "1"], "hi",
+     Params(presence_penalty=-1.0, frequency_penalty=1.0)),
+    (["hi", "--logit-bias", "5=-1.5", "--logit-bias", "7=2"], "hi", Params(logit_bias={5: -1.5, 7: 2.0})),
+    (["hi", "--allowed-token-id", "3", "--bad-word", "no"], "hi",
+     Params(allowed_token_ids=(3,), bad_words=("no",))),
+    (["hi", "--min-tokens", "4", "--stop-token-id", "9", "--ignore-eos"], "hi",
+     Params(min_tokens=4, stop_token_ids=(9,), ignore_eos=True)),
+    (["hi", "--logprobs", "3", "-n", "2"], "hi", Params(top_logprobs=3, n=2)),
     (["--chat", "hi"], [("user", "hi")], Params()),
     (["--chat", "hi", "--system", "be brief"], [("system", "be brief"), ("user", "hi")], Params()),
 ]  # fmt: skip
@@ -77,3 +87,28 @@ def test_what_cannot_be_sent_is_said_in_one_line(
     assert cli.main(["generate", *words, "--address", "127.0.0.1:1"]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith("shoal: INVALID_ARGUMENT: ")
+
+
+def test_choices_are_written_whole_and_log_probabilities_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    told = TokenLogprobs(-0.25, 1, b" a", (TopLogprob(5, -0.25, b" a"), TopLogprob(6, -2.0, b"\xc3")))
+    generate_words.print_events(
+        [
+            Delta("x", (1,), 0, choice=0),
+            Delta("y", (2,), 0, choice=1),
+            Delta("z", (3,), 1, choice=0),
+            Finished("stop", 1, 0, 1, 0, 0, 0, choice=1),
+            Finished("stop", 1, 0, 2, 0, 0, 0, choice=0),
+        ],
+        several=True,
+    )
+    assert capsys.readouterr().out == "[1] y\n[0] xz\n"
+    generate_words.print_events([Delta(" a", (5,), 0, (told,))])
+    line = capsys.readouterr().out
+    assert line.split() == ["-0.250", "1", "'", "a'", "'", "a'", "-0.250", "'\\\\xc3'", "-2.000"]
+
+
+@pytest.mark.parametrize("bias", ["5", "x=1", "5=x"])
+def test_a_bias_is_an_id_and_a_number(bias: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "hi", "--logit-bias", bias])
+    assert "--logit-bias" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 from chassis.wire import gateway_pb2 as pb
 from chassis.wire import gateway_pb2_grpc as pb_grpc
 from shoal import Accepted, AsyncClient, Client, Delta, Finished, Params, ShoalError
-from shoal.client import Model, Prompt, build_generate
+from shoal.client import Model, Prompt, TokenLogprobs, TopLogprob, _event, build_generate
 
 EVENTS = [
     pb.GenerateEvent(accepted=pb.Accepted(request_id="r", prompt_tokens=3, seed=2**64 - 1)),
@@ -168,3 +168,28 @@ def test_the_other_calls_refuse_it_too() -> None:
         ):
             with pytest.raises(ShoalError, match="INVALID_ARGUMENT"):
                 call()
+
+
+def test_every_parameter_is_sent_and_logprobs_and_choices_come_back() -> None:
+    params = Params(
+        min_p=0.25, typical_p=0.5, repetition_penalty=1.5, presence_penalty=-1.0, frequency_penalty=0.5,
+        logit_bias={9: 1.5, 3: -2.0}, allowed_token_ids=(3, 4), bad_words=("no",), top_logprobs=0, n=2,
+    )  # fmt: skip
+    request = build_generate("x", params)
+    assert (request.min_p, request.typical_p, request.repetition_penalty) == (0.25, 0.5, 1.5)
+    assert (request.presence_penalty, request.frequency_penalty, request.n) == (-1.0, 0.5, 2)
+    assert dict(request.logit_bias) == {9: 1.5, 3: -2.0}
+    assert list(request.allowed_token_ids) == [3, 4] and list(request.bad_words) == ["no"]
+    assert request.HasField("top_logprobs") and not build_generate("x", Params()).HasField("top_logprobs")
+    top = pb.TopLogprob(id=8, logprob=-0.25, token=b"y")
+    told = pb.TokenLogprobs(logprob=-0.5, rank=2, token=b"x", top=[top])
+    message = pb.GenerateEvent(delta=pb.Delta(text="x", ids=[7], first_index=3, logprobs=[told]), choice=1)
+    assert _event(message) == Delta(
+        "x", (7,), 3, (TokenLogprobs(-0.5, 2, b"x", (TopLogprob(8, -0.25, b"y"),)),), 1
+    )
+
+
+@pytest.mark.parametrize("bias", [{-1: 1.0}, {1 << 32: 1.0}])
+def test_a_bias_of_no_id_is_refused_by_field(bias: dict[int, float]) -> None:
+    with pytest.raises(ShoalError, match="logit_bias"):
+        build_generate("x", Params(logit_bias=bias))

@@ -1,0 +1,142 @@
+"""The words of `shoal generate`, and what an answer looks like.
+
+One choice is written as it comes; of several each is written when it is whole. Log probabilities are a line
+an output token: logarithm, rank, token, and the likeliest beside it.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+
+from shoal.client import Accepted, Delta, Event, Finished, Params, Prompt, TokenLogprobs
+
+
+def add_words(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="text, or - to read it from standard input")
+    parser.add_argument("--chat", action="store_true", help="as a user's turn, in the model's chat template")
+    parser.add_argument("--system", default="", help="a system turn before it (with --chat)")
+    parser.add_argument("--model", default="", help="which one, when several are served")
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--min-tokens", type=int, default=0, help="nothing ends the output before")
+    parser.add_argument("--stop", action="append", default=[], help="may be given several times")
+    parser.add_argument("--stop-token-id", type=int, action="append", default=[], help="also")
+    parser.add_argument("--ignore-eos", action="store_true")
+    parser.add_argument("--priority", type=int, help="0 (first) to 9")
+    parser.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--ids", action="store_true", help="print output ids instead of text")
+    _add_sampling(parser.add_argument_group("sampling"))
+
+
+def _add_sampling(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--temperature", type=float, help="0 = greedy")
+    group.add_argument("--top-k", type=int)
+    group.add_argument("--top-p", type=float)
+    group.add_argument("--min-p", type=float)
+    group.add_argument("--typical-p", type=float)
+    group.add_argument("--seed", type=int)
+    group.add_argument("--repetition-penalty", type=float, help="1 = off")
+    group.add_argument("--presence-penalty", type=float, help="-2 to 2")
+    group.add_argument("--frequency-penalty", type=float, help="-2 to 2")
+    group.add_argument(
+        "--logit-bias", action="append", default=[], type=_bias, metavar="ID=BIAS", help="several times"
+    )
+    group.add_argument("--allowed-token-id", type=int, action="append", default=[], help="several times")
+    group.add_argument("--bad-word", action="append", default=[], help="several times")
+    group.add_argument("--logprobs", type=int, metavar="N", help="log probabilities, and of the N likeliest")
+    group.add_argument("-n", type=int, help="choices")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    return int(token_id), float(bias)
+
+
+def prompt_of(arguments: argparse.Namespace) -> Prompt:
+    text: str = arguments.prompt
+    if text == "-":  # what is no UTF-8 is refused where every other value is
+        text = sys.stdin.buffer.read().decode(errors="surrogateescape")
+    if not arguments.chat:
+        return text
+    system = [("system", arguments.system)] if arguments.system else []
+    return [*system, ("user", text)]
+
+
+def params_of(arguments: argparse.Namespace) -> Params:
+    a = arguments
+    return Params(
+        model=a.model,
+        temperature=a.temperature,
+        top_k=a.top_k,
+        top_p=a.top_p,
+        seed=a.seed,
+        max_tokens=a.max_tokens,
+        min_tokens=a.min_tokens,
+        stop=tuple(a.stop),
+        stop_token_ids=tuple(a.stop_token_id),
+        ignore_eos=a.ignore_eos,
+        priority=a.priority,
+        timeout_ms=round(a.timeout * 1000),
+        min_p=a.min_p,
+        typical_p=a.typical_p,
+        repetition_penalty=a.repetition_penalty,
+        presence_penalty=a.presence_penalty,
+        frequency_penalty=a.frequency_penalty,
+        logit_bias=dict(a.logit_bias),
+        allowed_token_ids=tuple(a.allowed_token_id),
+        bad_words=tuple(a.bad_word),
+        top_logprobs=a.logprobs,
+        n=a.n,
+    )
+
+
+def print_events(events: Iterable[Event], ids: bool = False, several: bool = False) -> None:
+    """`several`: of more than one choice."""
+    kept: dict[int, list[str]] = {}
+    for event in events:
+        if several and isinstance(event, Delta):
+            kept.setdefault(event.choice, []).append(_shown(event, ids))
+        else:
+            if several and isinstance(event, Finished):
+                _print(f"[{event.choice}] " + "".join(kept.pop(event.choice, [])), end="")
+            print_event(event, ids)
+
+
+def print_event(event: Event, ids: bool = False) -> None:
+    match event:
+        case Accepted(request_id):
+            _say(f"request {request_id}")
+        case Delta() as delta:
+            _print(_shown(delta, ids), end="")
+        case Finished() as end:
+            rate = end.output_tokens / (end.decode_us / 1e6) if end.decode_us else 0.0
+            _print("")
+            _say(
+                f"{end.reason}: {end.output_tokens} tokens ({rate:.1f}/s) after {end.prompt_tokens}"
+                f" of prompt, {end.cached_tokens} of them cached"
+            )
+
+
+def _shown(delta: Delta, ids: bool) -> str:
+    if delta.logprobs:
+        return "".join(map(_line, delta.logprobs))
+    return "".join(f"{i} " for i in delta.ids) if ids else delta.text
+
+
+def _line(entry: TokenLogprobs) -> str:
+    beside = "".join(f"  {_quoted(top.token)} {top.logprob:.3f}" for top in entry.top)
+    return f"{entry.logprob:8.3f} {entry.rank:6} {_quoted(entry.token):16}{beside}\n"
+
+
+def _quoted(token: bytes) -> str:
+    return repr(token.decode(errors="backslashreplace"))
+
+
+def _print(text: str, end: str = "\n") -> None:
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    """For people, not for pipes."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
