@@ -2,7 +2,8 @@
 
 Every layer keeps one 64-bit word per cached position and mixes, for each new token, a weighted sum of
 all words of its sequence *as read back through the block table*. A wrong block, a stale one, a lost
-prefix or a mixed-up slot therefore changes the tokens; `oracle` computes them from the plain list.
+prefix or a mixed-up slot therefore changes the tokens; `oracle` computes them from the plain list. With
+penalties they depend on what was counted, too: a lost or a double count changes them.
 The result does not depend on how layers are split over stages. The vocabulary: ids 0-255 are the bytes,
 256 ends a sequence, the rest are pairs of bytes, so that code points arrive split.
 """
@@ -18,7 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chassis.messages.card import ModelCard, TokenBytes, build_card
-from shard_worker.executor import I64, U64, Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
+from chassis.messages.sampling import TokenLogprobs
+from shard_worker.executor import (
+    I64,
+    U64,
+    Loaded,
+    LoadFailed,
+    LogprobColumns,
+    ModelFacts,
+    ShapingColumns,
+    StageSpec,
+    StepInputs,
+    StepOutput,
+)
 
 NAME = "fake"
 VOCAB_SIZE = 512
@@ -180,18 +193,41 @@ def _layer_salt(layer: int) -> int:
     return _mix(layer + 1)
 
 
-def next_token(activation: int, seed: int, temperature: float, output_index: int) -> int:
-    """The token that follows the position whose last layer gave `activation`; greedy ignores the seed."""
-    h = _mix(activation ^ _GOLDEN)
+def next_token(activation: int, seed: int, temperature: float, output_index: int, seen: int = 0) -> int:
+    """The token that follows the position whose last layer gave `activation`; greedy ignores the seed.
+    `seen`: of a request with penalties, `seen_word` of each id so far, added up."""
+    h = _mix(activation ^ _GOLDEN ^ seen)
     if temperature > 0:
         h = _mix(h ^ _mix(seed ^ (_GOLDEN * (output_index + 1) & _MASK)))
     return int(CHOICES[h >> 52])
 
 
+def seen_word(token_id: int, times: int) -> int:
+    """Of an id in prompt or output, that is so often in the output."""
+    return _mix((token_id * _GOLDEN + times + 1) & _MASK)
+
+
+def logprobs_of(token_id: int, top: int) -> TokenLogprobs:
+    """What the model says it thinks of an id."""
+    likeliest = tuple((token_id + i) % VOCAB_SIZE for i in range(top))
+    return TokenLogprobs(-token_id / 8, 1 + token_id % 5, likeliest, tuple(-i / 8 for i in likeliest))
+
+
+def _seen(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> int:
+    ids = dict.fromkeys((*prompt_ids, *output_ids))
+    return sum(seen_word(token_id, output_ids.count(token_id)) for token_id in ids) & _MASK
+
+
 def oracle(
-    prompt_ids: Sequence[int], seed: int, temperature: float, n: int, num_layers: int = NUM_LAYERS
+    prompt_ids: Sequence[int],
+    seed: int,
+    temperature: float,
+    n: int,
+    num_layers: int = NUM_LAYERS,
+    penalised: bool = False,
 ) -> list[int]:
-    """The first `n` output ids (an end of sequence does not stop it), from the plain list of ids."""
+    """The first `n` output ids (an end of sequence does not stop it), from the plain list of ids.
+    `penalised`: the request has a repetition penalty."""
     sums = [0] * num_layers
     salts = [_layer_salt(layer) for layer in range(num_layers)]
     ids: list[int] = []
@@ -204,7 +240,8 @@ def oracle(
             sums[layer] = (sums[layer] + activation * weight) & _MASK
             activation = _mix((activation + sums[layer] + salts[layer]) & _MASK)
         if position >= len(prompt_ids) - 1:
-            ids.append(next_token(activation, seed, temperature, len(ids)))
+            seen = _seen(prompt_ids, ids) if penalised else 0
+            ids.append(next_token(activation, seed, temperature, len(ids), seen))
     return ids
 
 
@@ -220,11 +257,35 @@ def _odd_columns(positions: I64) -> U64:
 
 
 def _sample_columns(activations: U64, inputs: StepInputs) -> NDArray[np.uint32]:
-    h = _mix_columns(activations ^ np.uint64(_GOLDEN))
+    seen = np.uint64(0) if inputs.shaping is None else _seen_columns(inputs.shaping, len(activations))
+    h = _mix_columns(activations ^ np.uint64(_GOLDEN) ^ seen)
     index = inputs.output_index.astype(np.uint64) + np.uint64(1)
     drawn = _mix_columns(h ^ _mix_columns(inputs.seeds ^ np.uint64(_GOLDEN) * index))
     h = np.where(inputs.temperature > 0, drawn, h)
     return CHOICES[(h >> np.uint64(52)).astype(np.int64)]
+
+
+def _seen_columns(shaping: ShapingColumns, num_rows: int) -> U64:
+    words = shaping.seen_ids.astype(np.uint64) * np.uint64(_GOLDEN)
+    words = _mix_columns(words + shaping.seen_counts.astype(np.uint64) + np.uint64(1))
+    seen = np.zeros(num_rows, np.uint64)
+    np.add.at(seen, shaping.penalty_rows.repeat(shaping.seen_lens), words)
+    return seen
+
+
+def _logprob_columns(token_ids: NDArray[np.uint32], shaping: ShapingColumns) -> LogprobColumns | None:
+    if not len(shaping.logprob_rows):
+        return None
+    rows, tops = shaping.logprob_rows.tolist(), shaping.top_logprobs.tolist()
+    told = [logprobs_of(int(token_ids[row]), top) for row, top in zip(rows, tops, strict=True)]
+    return LogprobColumns(
+        places=shaping.logprob_rows,
+        logprobs=np.array([entry.logprob for entry in told], np.float32),
+        ranks=np.array([entry.rank for entry in told], np.int64),
+        top_lens=shaping.top_logprobs,
+        top_ids=np.array([i for entry in told for i in entry.top_ids], np.int64),
+        top_logprobs=np.array([x for entry in told for x in entry.top_logprobs], np.float32),
+    )
 
 
 class FakeExecutor:
@@ -286,7 +347,9 @@ class FakeExecutor:
         if spec.stage + 1 < spec.num_stages:
             return StepOutput(memoryview(x.astype("<u8").tobytes()), np.empty(0, np.uint32))
         last = inputs.row_offsets[inputs.sample_rows + 1] - 1
-        return StepOutput(memoryview(b""), _sample_columns(x[last], inputs))
+        token_ids = _sample_columns(x[last], inputs)
+        told = None if inputs.shaping is None else _logprob_columns(token_ids, inputs.shaping)
+        return StepOutput(memoryview(b""), token_ids, told)
 
     def _forward(self, inputs: StepInputs, x: U64, spec: StageSpec) -> U64:
         """x: [T]. Writes each layer's words, then reads every row's whole prefix through its table."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from chassis.errors import Code, Status
 from chassis.ids import RequestId
 from chassis.messages.request import Reason
+from chassis.messages.sampling import UNTOLD, TokenLogprobs
 from gateway.service import Accepted, Delta, Finished, GenerateCall, GenerateEvent
-from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, oracle
+from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, logprobs_of, oracle
 from tests.sim.world import Node, World
 
 POISON_ID = 300  # now and then the model says it itself
@@ -52,7 +53,14 @@ class Outcome:
 def expected(call: GenerateCall) -> tuple[list[int], str, Reason]:
     """Ids, text and reason of the whole answer, by the oracle and a plain reading of the rules."""
     assert call.token_ids is not None and call.max_tokens is not None
-    made = oracle(call.token_ids, call.seed or 0, call.temperature or 0.0, call.max_tokens, NUM_LAYERS)
+    made = oracle(
+        call.token_ids,
+        call.seed or 0,
+        call.temperature or 0.0,
+        call.max_tokens,
+        NUM_LAYERS,
+        call.repetition_penalty is not None,
+    )
     return read_out(call, made)
 
 
@@ -118,6 +126,11 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
         resume_window_s=rng.choice((0, 1, 1, 20)) if leaves else rng.choice((0, 0, 20)),
         client_key=f"key{i}" if rng.random() < options.keyed else "",
     )
+    shaped = random.Random(f"shaping {options.seed} {i}")
+    if shaped.random() < 0.4:
+        call = replace(call, repetition_penalty=1.5)
+    if shaped.random() < 0.4:
+        call = replace(call, top_logprobs=shaped.randint(0, 2))
     return Plan(
         name=f"c{i}",
         start_s=rng.choice((0.0, rng.uniform(0, options.fault_time_s))),
@@ -232,10 +245,27 @@ class SimClient:
         if delta.ids and delta.first_index != len(outcome.ids):
             self.world.fail(f"{outcome.plan.name}: index {delta.first_index} after {len(outcome.ids)} ids")
         outcome.ids.extend(delta.ids)
+        self._logprobs(delta)
         if delta.ids:
             outcome.text += delta.text
         else:
             self._last_text = delta.text  # comes again unless Finished does
+
+    def _logprobs(self, delta: Delta) -> None:
+        """Of every id what the model says of it; not known only where its owner was lost."""
+        top = self.outcome.plan.call.top_logprobs
+        if top is None:
+            return
+        if len(delta.logprobs) != len(delta.ids):
+            self.world.fail(f"{self.outcome.plan.name}: {len(delta.logprobs)} told of {len(delta.ids)} ids")
+            return
+        for token_id, told in zip(delta.ids, delta.logprobs, strict=True):
+            want = logprobs_of(token_id, top)
+            found = TokenLogprobs(
+                told.logprob, told.rank, tuple(t.id for t in told.top), tuple(t.logprob for t in told.top)
+            )
+            if found not in (want, UNTOLD) or (found == UNTOLD and not self.world.num_deaths):
+                self.world.fail(f"{self.outcome.plan.name}: {found} told of {token_id}")
 
     def _wants_to_leave(self) -> bool:
         """Once."""
