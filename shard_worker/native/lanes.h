@@ -86,14 +86,22 @@ struct PortableLanes {
     static SHOAL_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
     static SHOAL_INLINE F as_float(I a) { return (F)a; }
 
-    static SHOAL_INLINE Pairs products(I codes, const int8_t *x) {
+    using Four = const int8_t *;
+    static SHOAL_INLINE Four four(const int8_t *x) { return x; }
+    static SHOAL_INLINE I load_words(const int32_t *p) {
+        I v;
+        std::memcpy(&v, p, sizeof v);
+        return v;
+    }
+    static SHOAL_INLINE void store_words(int32_t *p, I v) { std::memcpy(p, &v, sizeof v); }
+    static SHOAL_INLINE Pairs products(I codes, Four x) {
         return (codes & 255) * x[0] + ((codes >> 8) & 255) * x[1] + ((codes >> 16) & 255) * x[2] +
                right<24>(codes) * x[3];
     }
     static SHOAL_INLINE Pairs add_pairs(Pairs a, Pairs b) { return a + b; }
     static SHOAL_INLINE I widen(Pairs pairs) { return pairs; }
     static SHOAL_INLINE I add_words(I a, I b) { return a + b; }
-    static SHOAL_INLINE I biased_products(I codes, const int8_t *x) {
+    static SHOAL_INLINE I biased_products(I codes, Four x) {
         return products(codes, x) - 128 * (x[0] + x[1] + x[2] + x[3]);
     }
 
@@ -172,15 +180,16 @@ struct Avx2Lanes {
         std::memcpy(&word, x, sizeof word);
         return _mm256_set1_epi32(word);
     }
-    static SHOAL_INLINE Pairs products(I codes, const int8_t *x) { return _mm256_maddubs_epi16(codes, four(x)); }
+    static SHOAL_INLINE I load_words(const int32_t *p) { return words(reinterpret_cast<const uint8_t *>(p)); }
+    static SHOAL_INLINE void store_words(int32_t *p, I v) { _mm256_storeu_si256(reinterpret_cast<I *>(p), v); }
+    static SHOAL_INLINE Pairs products(I codes, I x) { return _mm256_maddubs_epi16(codes, x); }
     static SHOAL_INLINE Pairs add_pairs(Pairs a, Pairs b) { return _mm256_add_epi16(a, b); }
     static SHOAL_INLINE I widen(Pairs pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
     static SHOAL_INLINE I add_words(I a, I b) { return _mm256_add_epi32(a, b); }
     // |x| times (w with x's sign): two products of 255 * 127 would not fit 16 bits, two of 128 * 127 do
-    static SHOAL_INLINE I biased_products(I codes, const int8_t *x) {
+    static SHOAL_INLINE I biased_products(I codes, I x) {
         const I w = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(0x80)));
-        const I signs = four(x);
-        return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(signs), _mm256_sign_epi8(w, signs)));
+        return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(w, x)));
     }
 
     static SHOAL_INLINE uint32_t largest_magnitude(const float *x) {
@@ -268,13 +277,15 @@ struct Avx512Lanes {
         std::memcpy(&word, x, sizeof word);
         return _mm512_set1_epi32(word);
     }
-    static SHOAL_INLINE Pairs products(I codes, const int8_t *x) {
-        return _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, four(x));
+    static SHOAL_INLINE I load_words(const int32_t *p) { return words(reinterpret_cast<const uint8_t *>(p)); }
+    static SHOAL_INLINE void store_words(int32_t *p, I v) { _mm512_storeu_si512(p, v); }
+    static SHOAL_INLINE Pairs products(I codes, I x) {
+        return _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, x);
     }
     static SHOAL_INLINE Pairs add_pairs(Pairs a, Pairs b) { return _mm512_add_epi32(a, b); }
     static SHOAL_INLINE I widen(Pairs pairs) { return pairs; }
     static SHOAL_INLINE I add_words(I a, I b) { return _mm512_add_epi32(a, b); }
-    static SHOAL_INLINE I biased_products(I codes, const int8_t *x) {
+    static SHOAL_INLINE I biased_products(I codes, I x) {
         const I bias = products(_mm512_set1_epi8(static_cast<char>(0x80)), x);
         return _mm512_sub_epi32(products(codes, x), bias);
     }

@@ -243,59 +243,99 @@ void quantise_block(const float *x, bool per_16, int8_t *codes, float *scale, fl
     sums[1] = *scale * static_cast<float>(sum[1]);
 }
 
-// Words as pairs of sums, added as a tree: a chain would fill the scheduler with what waits.
-template <class V, int kWords>
-SHOAL_INLINE typename V::Pairs sum_of_words(const typename V::I *words, const int8_t *x) {
-    if constexpr (kWords == 1) {
-        return V::products(words[0], x);
+// As a tree: a chain would fill the scheduler with what waits.
+template <int kCount, class Value, class Add>
+SHOAL_INLINE Value tree_sum(const Value *values, Add add) {
+    if constexpr (kCount == 1) {
+        return values[0];
     } else {
-        constexpr int kHalf = kWords / 2;
-        return V::add_pairs(sum_of_words<V, kHalf>(words, x), sum_of_words<V, kHalf>(words + kHalf, x + 4 * kHalf));
+        constexpr int kHalf = kCount / 2;
+        return add(tree_sum<kHalf>(values, add), tree_sum<kHalf>(values + kHalf, add));
     }
 }
 
-// The integer sum of codes times x over the inputs of one scale; with kChain 0 of codes that are biased by 128.
-template <class V, class P, int kWords = P::kScaleInputs / 4>
-SHOAL_INLINE typename V::I dot(const typename V::I *words, const int8_t *x) {
-    if constexpr (P::kChain == kWords) {
-        return V::widen(sum_of_words<V, kWords>(words, x));
-    } else if constexpr (P::kChain == 0 && kWords == 1) {
-        return V::biased_products(words[0], x);
-    } else {
-        constexpr int kHalf = kWords / 2;
-        return V::add_words(dot<V, P, kHalf>(words, x), dot<V, P, kHalf>(words + kHalf, x + 4 * kHalf));
-    }
-}
+constexpr int kWordsAtOnce = 4;  // two steps: of both halves of a panel they fill half of sixteen registers
 
-// Adds the product of one panel and rows [first, first + rows) of x to sums[rows][16]. The loop over rows stays a loop: unrolled, its
-// broadcasts outlive the registers.
-template <class V, class P>
-void multiply_int8(const uint8_t *panel, int64_t blocks, const Activations8 &x, int64_t first, int64_t rows, float *sums) {
-    constexpr int kHalves = kPanel / V::kWidth, kRuns = kBlock / P::kScaleInputs, kWords = P::kScaleInputs / 4;
-    for (int64_t b = 0; b < blocks; ++b) {
-        const uint8_t *header = panel + header_at<P>(b), *block = panel + block_at<P>(b);
-#pragma GCC unroll 1
-        for (int h = 0; h < kHalves; ++h) {
-            typename V::I words[8];
-            typename V::F scale[kRuns], offset[kRuns];
+// The integer sums of codes times 16 inputs; with kChain 0 of codes that are biased by 128.
+template <class V, class P, int kHalves>
+SHOAL_INLINE void dot(const typename V::I (&words)[kHalves][kWordsAtOnce], const int8_t *x,
+                      typename V::I (&sums)[kHalves]) {
+    constexpr int kSums = P::kChain == 0 ? kWordsAtOnce : std::max(1, kWordsAtOnce / P::kChain);
+    typename V::I parts[kHalves][kSums];
+    typename V::Pairs pairs[kHalves][kWordsAtOnce];
 #pragma GCC unroll 4
-            for (int s = 0; s < 4; ++s) P::template words<V>(block, s, h, words[2 * s], words[2 * s + 1]);
-            for (int run = 0; run < kRuns; ++run) P::template scales<V>(header, block, run, h, scale[run], offset[run]);
-            const int8_t *codes = x.codes + (b * x.rows + first) * kBlock;
-            const float *row_scale = x.scales + b * x.rows + first, *row_sums = x.sums + (b * x.rows + first) * 2;
-            float *at = sums + h * V::kWidth;
-#pragma GCC unroll 1
-            for (int64_t i = 0; i < rows; ++i, codes += kBlock, row_scale += 1, row_sums += 2, at += kPanel) {
-                auto sum = V::load(at);
+    for (int w = 0; w < kWordsAtOnce; ++w) {
+        const auto four = V::four(x + 4 * w);
 #pragma GCC unroll 2
-                for (int run = 0; run < kRuns; ++run) {
-                    if constexpr (P::kChain != 0) sum = V::fma(offset[run], V::broadcast(row_sums[run]), sum);
-                    const auto product = V::to_float(dot<V, P>(words + run * kWords, codes + run * P::kScaleInputs));
-                    sum = V::fma(product, V::mul(scale[run], V::broadcast(*row_scale)), sum);
-                }
-                V::store(at, sum);
+        for (int h = 0; h < kHalves; ++h) {
+            if constexpr (P::kChain == 0) {
+                parts[h][w] = V::biased_products(words[h][w], four);
+            } else {
+                pairs[h][w] = V::products(words[h][w], four);
             }
         }
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+        if constexpr (P::kChain != 0) {
+            constexpr int kEach = kWordsAtOnce / kSums;
+            const auto add = [](typename V::Pairs a, typename V::Pairs b) { return V::add_pairs(a, b); };
+            for (int s = 0; s < kSums; ++s) parts[h][s] = V::widen(tree_sum<kEach>(pairs[h] + s * kEach, add));
+        }
+        const auto add = [](typename V::I a, typename V::I b) { return V::add_words(a, b); };
+        sums[h] = tree_sum<kSums>(parts[h], add);
+    }
+}
+
+// 16 inputs (half a block) of one panel and all rows, added to sums[rows][16]. Where a scale spans the block, the first half leaves
+// its integers in `integers`. The loop over rows stays a loop: unrolled, its broadcasts outlive the registers.
+template <class V, class P, int kHalf>
+SHOAL_INLINE void multiply_half_block(const uint8_t *header, const uint8_t *block, const int8_t *codes,
+                                      const float *row_scale, const float *row_sums, int64_t rows, int32_t *integers,
+                                      float *sums) {
+    constexpr int kHalves = kPanel / V::kWidth, kRun = P::kScaleInputs == 16 ? kHalf : 0;
+    constexpr bool kLast = P::kScaleInputs == 16 || kHalf == 1, kFirst = P::kScaleInputs == 16 || kHalf == 0;
+    typename V::I words[kHalves][kWordsAtOnce];
+    typename V::F scale[kHalves], offset[kHalves];
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+        P::template words<V>(block, 2 * kHalf, h, words[h][0], words[h][1]);
+        P::template words<V>(block, 2 * kHalf + 1, h, words[h][2], words[h][3]);
+        if constexpr (kLast) P::template scales<V>(header, block, kRun, h, scale[h], offset[h]);
+    }
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < rows; ++i) {
+        typename V::I products[kHalves];
+        dot<V, P, kHalves>(words, codes + i * kBlock + 16 * kHalf, products);
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) {
+            const int64_t at = i * kPanel + h * V::kWidth;
+            if constexpr (!kFirst) products[h] = V::add_words(products[h], V::load_words(integers + at));
+            if constexpr (!kLast) {
+                V::store_words(integers + at, products[h]);
+            } else {
+                auto sum = V::load(sums + at);
+                if constexpr (P::kChain != 0) sum = V::fma(offset[h], V::broadcast(row_sums[2 * i + kRun]), sum);
+                const auto both = V::mul(scale[h], V::broadcast(row_scale[i]));
+                V::store(sums + at, V::fma(V::to_float(products[h]), both, sum));
+            }
+        }
+    }
+}
+
+constexpr int kRowsInt8 = 32;  // whose sums are under way for one panel
+
+// Adds the product of one panel and rows [first, first + rows) of x to sums[rows][16].
+template <class V, class P>
+void multiply_int8(const uint8_t *panel, int64_t blocks, const Activations8 &x, int64_t first, int64_t rows, float *sums) {
+    int32_t integers[kRowsInt8 * kPanel];
+    for (int64_t b = 0; b < blocks; ++b) {
+        const uint8_t *header = panel + header_at<P>(b), *block = panel + block_at<P>(b);
+        const int64_t at = b * x.rows + first;
+        const int8_t *codes = x.codes + at * kBlock;
+        const float *row_scale = x.scales + at, *row_sums = x.sums + 2 * at;
+        multiply_half_block<V, P, 0>(header, block, codes, row_scale, row_sums, rows, integers, sums);
+        multiply_half_block<V, P, 1>(header, block, codes, row_scale, row_sums, rows, integers, sums);
     }
 }
 
@@ -503,7 +543,6 @@ void run(const Job &job) {
 }
 
 constexpr int64_t kRowsAtOnceInt8 = 128;  // quantised before the sweep over panels: as bytes they stay in the caches
-constexpr int kRowsInt8 = 32;              // whose sums are under way for one panel
 
 template <class V, class P>
 Activations8 quantise_rows(const Job &job, int64_t row, int64_t rows) {
