@@ -15,22 +15,17 @@ from chassis import log
 from chassis.errors import LinkClosed, RpcError
 from chassis.ids import BootId, Epoch, RequestId
 from chassis.messages import BadMessage
+from chassis.messages.forming import FORM, Form, Formed, FormRefusal, build_form, parse_formed
 from chassis.messages.pipeline import (
     BATCHER_STAGE,
     FLAG_FRESH,
     FLAG_SAMPLES,
-    FORM,
-    Form,
-    Formed,
-    FormRefusal,
     Hello,
     LinkKind,
     SlotStart,
     StepResult,
-    build_form,
     build_hello,
     build_step,
-    parse_formed,
     parse_hello,
     parse_result,
 )

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chassis.ids import BootId, Epoch
+from chassis.messages.forming import FORM, Form, build_form, parse_formed
 from chassis.messages.pipeline import (
     BATCHER_STAGE,
     FLAG_SAMPLES,
-    FORM,
-    Form,
     Hello,
     LinkKind,
-    build_form,
     build_hello,
-    parse_formed,
     parse_result,
     parse_step,
 )

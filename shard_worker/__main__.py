@@ -8,6 +8,9 @@ from chassis.service import main
 from shard_worker.compute import ComputeThread
 from shard_worker.config import Config
 from shard_worker.executor import Executor
+from shard_worker.inputs import MakeTables, portable_tables
+from shard_worker.native.library import native, native_if_built
+from shard_worker.native.tables import native_tables
 from shard_worker.service import ShardWorker
 
 
@@ -50,8 +53,17 @@ def build_executor(config: Config) -> Executor:
     return executor
 
 
+def tables_for(config: Config) -> MakeTables:
+    """In compiled code, where the executor has it, or for the fake one, where somebody has built it."""
+    if config.executor == "fake":
+        library = native_if_built()
+    else:
+        library = native() if config.engine != "torch" else None
+    return portable_tables if library is None else native_tables(library)
+
+
 def build(config: Config, ports: Ports) -> ShardWorker:
-    return ShardWorker(config, ports, build_executor(config), ComputeThread())
+    return ShardWorker(config, ports, build_executor(config), ComputeThread(), tables_for(config))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ Links are known by numbers that the shell gives them, calls by the number of the
 from dataclasses import dataclass
 
 from chassis.ids import Epoch, StepNumber
-from chassis.messages.pipeline import Form, Formed, Hello
+from chassis.messages.forming import Form, Formed
+from chassis.messages.pipeline import Hello
 
 # ---- events ----------------------------------------------------------------------------------------
 

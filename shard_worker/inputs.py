@@ -6,6 +6,7 @@ loops over nothing but the fresh rows, so that a step costs microseconds. What i
 tables may change while a step computes. With compiled code `native/tables.py` does the same, sooner.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +40,15 @@ class Tables(Protocol):
 
     def take(self, step: PackedStep) -> StepInputs:
         """Takes in the step's deltas and lays the step out. Raises BadMessage, and then changes nothing."""
+
+
+# limits; whether it is the last stage's; how many steps may be laid out and not computed yet
+MakeTables = Callable[[TableLimits, bool, int], Tables]
+
+
+def portable_tables(limits: TableLimits, samples: bool, steps_max: int) -> Tables:
+    """For any number of steps: each is laid out in memory of its own."""
+    return SlotTables(limits, samples)
 
 
 class SlotTables:

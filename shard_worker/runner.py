@@ -13,7 +13,7 @@ from functools import partial
 from chassis import log
 from chassis.errors import LinkClosed
 from chassis.ids import Epoch
-from chassis.messages.pipeline import StageTiming, Step, add_timing, build_result
+from chassis.messages.pipeline import PackedStep, StageTiming, add_timing, build_result
 from chassis.messages.sampling import TokenLogprobs
 from chassis.ports import Ports
 from chassis.trace import Span, TraceContext, step_key
@@ -38,7 +38,7 @@ class Place:
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
     place: Place
-    step: Step
+    step: PackedStep
     inputs: StepInputs
     frame: Frame
     received_ns: int  # wall clock
@@ -166,8 +166,8 @@ class StepRunner:
                 end_ns=job.received_ns + output.wait_ns + output.compute_ns + send_ns,
                 attributes={
                     "shoal.stage": job.place.stage,
-                    "shoal.tokens": len(job.step.token_ids),
-                    "shoal.rows": len(job.step.slots),
+                    "shoal.tokens": len(job.inputs.token_ids),
+                    "shoal.rows": len(job.inputs.context_lens),
                     "shoal.wait_ns": output.wait_ns,
                     "shoal.compute_ns": output.compute_ns,
                     "shoal.send_ns": send_ns,

@@ -14,21 +14,17 @@ from chassis.errors import LinkClosed, RpcRejected
 from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage
 from chassis.messages.card import parse_card
-from chassis.messages.pipeline import (
+from chassis.messages.forming import (
     FORM,
     Form,
     FormAnswer,
     FormAsk,
     Formed,
     FormRefusal,
-    Hello,
-    LinkKind,
     build_formed,
-    build_hello,
     parse_form,
-    parse_hello,
-    parse_step,
 )
+from chassis.messages.pipeline import Hello, LinkKind, build_hello, parse_hello, read_step
 from chassis.messages.registry import WorkerEntry
 from chassis.ports import Ports
 from chassis.rpc import Server
@@ -37,7 +33,7 @@ from shard_worker import events as ev
 from shard_worker.compute import Compute, InlineCompute
 from shard_worker.config import Config
 from shard_worker.executor import Executor, LoadFailed, StageSpec
-from shard_worker.inputs import SlotTables, TableLimits
+from shard_worker.inputs import MakeTables, TableLimits, Tables, portable_tables
 from shard_worker.registration import Registration
 from shard_worker.runner import Job, Place, StepRunner
 from shard_worker.stage import Phase, Stage, StageConfig
@@ -61,7 +57,12 @@ class ShardWorker:
     """`run` serves until cancelled or drained. `compute` is where the executor's calls block."""
 
     def __init__(
-        self, config: Config, ports: Ports, executor: Executor, compute: Compute | None = None
+        self,
+        config: Config,
+        ports: Ports,
+        executor: Executor,
+        compute: Compute | None = None,
+        make_tables: MakeTables = portable_tables,
     ) -> None:
         self.boot = BootId(ports.new_id())
         self.counts: dict[str, int] = {}  # ghosts and offences, by kind
@@ -69,6 +70,7 @@ class ShardWorker:
         self._ports = ports
         self._executor = executor
         self._compute: Compute = compute or InlineCompute()
+        self._make_tables = make_tables
         facts = executor.facts
         self._facts = facts
         self._vocab_size = parse_card(facts.card).vocab_size
@@ -85,7 +87,7 @@ class ShardWorker:
         )
         self._runner = StepRunner(executor, self._compute, ports, self._step_failed)
         self._registration = Registration(ports.bus, facts, self._entry)
-        self._tables: SlotTables | None = None
+        self._tables: Tables | None = None
         self._place: Place | None = None
         self._links: dict[int, Link] = {}
         self._last_id = 0  # of links and calls
@@ -192,8 +194,10 @@ class ShardWorker:
             vocab_size=self._vocab_size,
         )
         next_link = self._links[effect.next_link]
-        self._tables = SlotTables(limits, samples=form.stage + 1 == form.num_stages)
-        self._place = Place(form.epoch, form.stage, form.stage + 1 == form.num_stages, next_link)
+        last = form.stage + 1 == form.num_stages
+        steps_max = self._config.slots  # until a step is computed its frame holds one
+        self._tables = self._make_tables(limits, last, steps_max)
+        self._place = Place(form.epoch, form.stage, last, next_link)
         self._runner.stand(self._place)
         log.info(
             "stage stands",
@@ -241,12 +245,12 @@ class ShardWorker:
         """The step path's entry: from bytes to a job, within 200 us."""
         now, received_ns = self._now(), self._ports.wall_ns()
         try:
-            step = parse_step(frame.header)
+            step = read_step(frame.header)
             effects = self._stage.handle(ev.StepArrived(now, link_id, step.epoch, step.number))
             if effects == [ev.Execute()]:
                 assert self._tables is not None and self._place is not None
-                inputs = self._tables.apply(step)
-                self._check_payload(self._place, len(step.token_ids), frame)
+                inputs = self._tables.take(step)
+                self._check_payload(self._place, len(inputs.token_ids), frame)
                 self._runner.put(Job(self._place, step, inputs, frame, received_ns, now))
                 return
             for effect in effects:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from chassis.ids import BootId, Epoch
-from chassis.messages.pipeline import Form, Formed, FormRefusal, Hello, LinkKind
+from chassis.messages.forming import Form, Formed, FormRefusal
+from chassis.messages.pipeline import Hello, LinkKind
 from shard_worker.events import (
     Announce,
     Answer,

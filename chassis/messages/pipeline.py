@@ -1,4 +1,4 @@
-"""Steps, results, greetings and the forming of pipelines.
+"""Steps, results and greetings: what travels round the ring.
 
 A step's columns travel as little-endian arrays. `read_step` takes a message apart and leaves them as bytes,
 for whoever checks and reads these by compiled code; `unpacked` gives numpy views of them (read-only, no loop
@@ -26,7 +26,6 @@ from chassis.messages.sampling import (
     parse_logprobs,
     parse_sampling,
 )
-from chassis.rpc import Method
 from chassis.wire import pipeline_pb2 as pb
 
 FLAG_SAMPLES = 1
@@ -47,14 +46,6 @@ class LinkKind(Enum):
     CONTROL = "control"  # batcher to each stage; on stage 0 it carries the steps
     RING = "ring"  # stage i to stage i + 1
     RESULT = "result"  # last stage to batcher
-
-
-class FormRefusal(Enum):
-    OLD_EPOCH = "old_epoch"
-    IN_USE = "in_use"
-    WRONG_MODEL = "wrong_model"
-    FAILED = "failed"
-    NEXT_AWAY = "next_away"  # the next stage could not be dialled
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +90,8 @@ class Step:
 
 
 class PackedStep(NamedTuple):
-    """A step whose columns nobody has looked at: little-endian bytes, named as in `Step`. A tuple, for a worker
-    that waited makes one sooner than anything else."""
+    """A step whose columns nobody has looked at: little-endian bytes, named as in `Step`. A tuple: nothing is
+    made sooner by a worker that waited."""
 
     epoch: Epoch
     number: StepNumber
@@ -134,39 +125,6 @@ class Hello:
     boot: BootId
     kind: LinkKind
 
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Take layers [first_layer, end_layer) as stage `stage` of a pipeline in `epoch`."""
-
-    epoch: Epoch
-    batcher_boot: BootId
-    model_digest: str
-    stage: int
-    num_stages: int
-    first_layer: int
-    end_layer: int  # exclusive
-    next_address: str  # transport address of the next stage, or of the batcher
-    block_size_tokens: int
-    slots_max: int
-    step_tokens_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class Formed:
-    """`refusal` is None exactly when the stage stands."""
-
-    refusal: FormRefusal | None
-    last_epoch: Epoch
-    kv_stamp: str = ""  # changes whenever the KV memory is allocated anew
-    num_blocks: int = 0
-    error: str = ""
-    prior_epoch: Epoch = Epoch(0)  # stood here before, and may have written the KV memory; 0: none
-
-
-FormAsk = pb.FormRequest  # what travels; `parse_form` and `build_formed` know what is in them
-FormAnswer = pb.FormReply
-FORM: Method[FormAsk, FormAnswer] = Method("/shoal.pipeline.v1.ShardWorker/Form", FormAsk, FormAnswer)
 
 # ---- columns ---------------------------------------------------------------------------------------
 
@@ -356,7 +314,7 @@ def parse_result(data: bytes) -> StepResult:
     return replace(result, logprobs=tuple(zip(places, entries, strict=True)))
 
 
-# ---- links and forming -----------------------------------------------------------------------------
+# ---- links --------------------------------------------------------------------------------------------
 
 
 def build_hello(hello: Hello) -> bytes:
@@ -373,64 +331,3 @@ def parse_hello(data: bytes) -> Hello:
     except ValueError:
         raise BadMessage(f"hello: kind {m.kind!r} is unknown") from None
     return Hello(Epoch(m.epoch), m.stage, BootId(m.boot), kind)
-
-
-def build_form(form: Form) -> pb.FormRequest:
-    return pb.FormRequest(
-        epoch=form.epoch,
-        batcher_boot=form.batcher_boot,
-        model_digest=form.model_digest,
-        stage=form.stage,
-        num_stages=form.num_stages,
-        first_layer=form.first_layer,
-        end_layer=form.end_layer,
-        next_address=form.next_address,
-        block_size_tokens=form.block_size_tokens,
-        slots_max=form.slots_max,
-        step_tokens_max=form.step_tokens_max,
-    )
-
-
-def parse_form(m: pb.FormRequest) -> Form:
-    check(m.epoch > 0 and bool(m.batcher_boot), "form: epoch and batcher")
-    check(m.stage < m.num_stages, "form: stage outside its pipeline")
-    check(m.first_layer < m.end_layer, "form: empty layer range")
-    check(bool(m.next_address), "form: next_address missing")
-    check(m.block_size_tokens > 0 and m.slots_max > 0 and m.step_tokens_max > 0, "form: sizes")
-    return Form(
-        epoch=Epoch(m.epoch),
-        batcher_boot=BootId(m.batcher_boot),
-        model_digest=m.model_digest,
-        stage=m.stage,
-        num_stages=m.num_stages,
-        first_layer=m.first_layer,
-        end_layer=m.end_layer,
-        next_address=m.next_address,
-        block_size_tokens=m.block_size_tokens,
-        slots_max=m.slots_max,
-        step_tokens_max=m.step_tokens_max,
-    )
-
-
-def build_formed(formed: Formed) -> pb.FormReply:
-    return pb.FormReply(
-        formed=formed.refusal is None,
-        refusal="" if formed.refusal is None else formed.refusal.value,
-        last_epoch=formed.last_epoch,
-        kv_stamp=formed.kv_stamp,
-        num_blocks=formed.num_blocks,
-        error=formed.error,
-        prior_epoch=formed.prior_epoch,
-    )
-
-
-def parse_formed(m: pb.FormReply) -> Formed:
-    if m.formed:
-        check(bool(m.kv_stamp) and m.num_blocks > 0, "formed: kv_stamp and num_blocks")
-        prior = Epoch(m.prior_epoch)
-        return Formed(None, Epoch(m.last_epoch), m.kv_stamp, m.num_blocks, prior_epoch=prior)
-    try:
-        refusal = FormRefusal(m.refusal)
-    except ValueError:
-        raise BadMessage(f"formed: refusal {m.refusal!r} is unknown") from None
-    return Formed(refusal, Epoch(m.last_epoch), error=m.error)

@@ -57,6 +57,14 @@ def library_path(cache_dir: Path | None = None) -> Path | None:
         return None
 
 
+def is_built(cache_dir: Path | None = None) -> bool:
+    """`library_path` would have nothing to compile."""
+    try:
+        return enabled() and _target(cache_dir or _user_cache_dir(), find_compiler()).exists()
+    except BuildFailed:
+        return False
+
+
 def find_compiler() -> str:
     """$CXX, else the first of the usual ones. Raises BuildFailed."""
     named = os.environ.get("CXX")
@@ -79,7 +87,7 @@ def digest_of(compiler: str, sources: Path) -> str:
 
 def _built(cache_dir: Path) -> Path:
     compiler = find_compiler()
-    target = cache_dir / f"{digest_of(compiler, SOURCES)}.so"
+    target = _target(cache_dir, compiler)
     if target.exists():
         return target
     try:
@@ -91,6 +99,10 @@ def _built(cache_dir: Path) -> Path:
     except OSError as error:
         raise BuildFailed(f"{cache_dir}: {error}") from None
     return target
+
+
+def _target(cache_dir: Path, compiler: str) -> Path:
+    return cache_dir / f"{digest_of(compiler, SOURCES)}.so"
 
 
 @functools.cache

@@ -150,6 +150,11 @@ def native() -> ctypes.CDLL | None:
         return None
 
 
+def native_if_built() -> ctypes.CDLL | None:
+    """The same, but nothing is compiled: for those whom it would cost more than it gains."""
+    return native() if build.is_built() else None
+
+
 def address(array: NDArray[Any] | None) -> int | None:
     """Of a contiguous array's first element; None for None."""
     if array is None:

@@ -18,7 +18,7 @@ import numpy as np
 from chassis.messages import BadMessage
 from chassis.messages.pipeline import PackedStep, SlotStart, unpacked
 from shard_worker.executor import StepInputs
-from shard_worker.inputs import TableLimits
+from shard_worker.inputs import MakeTables, TableLimits, Tables
 from shard_worker.native import library as native
 from shard_worker.shaping import SlotShapes
 
@@ -84,7 +84,8 @@ class _Layout:
     """Memory for the largest step, and the views that its last step took of it."""
 
     def __init__(self, limits: TableLimits) -> None:
-        rows, tokens = limits.slots_max, limits.step_tokens_max
+        tokens = limits.step_tokens_max
+        rows = min(limits.slots_max, tokens)
         self.token_ids = np.empty(tokens, np.uint32)
         self.positions = np.empty(tokens, np.int32)
         self.kv_slots = np.empty(tokens, np.int64)
@@ -129,6 +130,13 @@ class _Layout:
                 compiled=step,
             )
         return self._inputs
+
+
+def native_tables(library: ctypes.CDLL) -> MakeTables:
+    def make(limits: TableLimits, samples: bool, steps_max: int) -> Tables:
+        return NativeTables(limits, library, samples, steps_max)
+
+    return make
 
 
 class NativeTables:

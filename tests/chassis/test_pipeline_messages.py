@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chassis.ids import BootId, Epoch
-from chassis.messages import BadMessage
+from chassis.messages import BadMessage, forming
 from chassis.messages import pipeline as p
 from chassis.messages.request import Sampling
 from chassis.wire import pipeline_pb2 as pb
@@ -128,11 +128,11 @@ def test_bad_hello(data: bytes) -> None:
         p.parse_hello(data)
 
 
-FORM = p.Form(Epoch(4), BootId("b"), "digest", 1, 2, 4, 8, "mem://b", 16, 32, 256)
+FORM = forming.Form(Epoch(4), BootId("b"), "digest", 1, 2, 4, 8, "mem://b", 16, 32, 256)
 
 
 def test_form_round_trip() -> None:
-    assert p.parse_form(p.build_form(FORM)) == FORM
+    assert forming.parse_form(forming.build_form(FORM)) == FORM
 
 
 @pytest.mark.parametrize(
@@ -149,21 +149,21 @@ def test_form_round_trip() -> None:
     ],
 )
 def test_bad_form(field: str, value: object) -> None:
-    m = p.build_form(FORM)
+    m = forming.build_form(FORM)
     setattr(m, field, value)
     with pytest.raises(BadMessage):
-        p.parse_form(m)
+        forming.parse_form(m)
 
 
 def test_formed_round_trip() -> None:
-    yes = p.Formed(None, Epoch(4), "w.1", 99, prior_epoch=Epoch(3))
-    no = p.Formed(p.FormRefusal.IN_USE, Epoch(9), error="busy")
-    assert p.parse_formed(p.build_formed(yes)) == yes
-    assert p.parse_formed(p.build_formed(no)) == no
+    yes = forming.Formed(None, Epoch(4), "w.1", 99, prior_epoch=Epoch(3))
+    no = forming.Formed(forming.FormRefusal.IN_USE, Epoch(9), error="busy")
+    assert forming.parse_formed(forming.build_formed(yes)) == yes
+    assert forming.parse_formed(forming.build_formed(no)) == no
     with pytest.raises(BadMessage):
-        p.parse_formed(pb.FormReply(formed=False, refusal="mood"))
+        forming.parse_formed(pb.FormReply(formed=False, refusal="mood"))
     with pytest.raises(BadMessage):
-        p.parse_formed(pb.FormReply(formed=True))
+        forming.parse_formed(pb.FormReply(formed=True))
 
 
 @given(st.binary(max_size=200))

@@ -23,9 +23,9 @@ from chassis import subjects
 from chassis.bus import Bus
 from chassis.ids import RequestId
 from chassis.messages.card import card_digest
+from chassis.messages.forming import FORM
 from chassis.messages.gateway import GenerateCall
 from chassis.messages.kvstore import ATTACH, EXCHANGE, MATCH, STATS
-from chassis.messages.pipeline import FORM
 from chassis.messages.registry import ModelEntry, build_model, parse_batcher, parse_kvstore, parse_worker
 from chassis.messages.request import Reason, Terminal
 from chassis.wire import request_pb2 as wire

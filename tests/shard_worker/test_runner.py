@@ -96,10 +96,10 @@ class Rig:
             1, number, slots=[0], num_tokens=[1], starts=[0], flags=[2 if fresh else 0], output_index=[0],
             token_ids=[number], table_lens=[len(fresh)], table=[0] * len(fresh), fresh=fresh,
         )  # fmt: skip
-        frame, step = Arrived(header), p.parse_step(header)
+        frame, step = Arrived(header), p.read_step(header)
         self.frames.append(frame)
         now = asyncio.get_running_loop().time()
-        self.runner.put(Job(self.place, step, self.tables.apply(step), frame, 0, now))
+        self.runner.put(Job(self.place, step, self.tables.take(step), frame, 0, now))
 
 
 def run(rig: Rig, body: Callable[[], Awaitable[None]]) -> None:

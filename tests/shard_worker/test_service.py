@@ -12,6 +12,7 @@ from chassis.ids import BootId, Epoch
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_bus import MemoryBus
 from chassis.memory_rpc import MemoryRpc, MemoryRpcNetwork
+from chassis.messages import forming
 from chassis.messages import pipeline as p
 from chassis.messages.card import card_digest
 from chassis.messages.registry import WorkerEntry, parse_model, parse_worker
@@ -104,7 +105,7 @@ class Batcher:
         self.ports = world.ports(node)
         self.controls: list[Link] = []
         self.results: asyncio.Queue[Link] = asyncio.Queue()
-        self.replies: list[p.Formed] = []
+        self.replies: list[forming.Formed] = []
         self.epoch = 0
         self.number = 0
         self.address = ""
@@ -118,19 +119,19 @@ class Batcher:
         self.replies = [await self.form_one(i, workers) for i in range(len(workers))]
         return self
 
-    async def form_one(self, i: int, workers: list[WorkerEntry], **changed: object) -> p.Formed:
+    async def form_one(self, i: int, workers: list[WorkerEntry], **changed: object) -> forming.Formed:
         hello = p.Hello(Epoch(self.epoch), p.BATCHER_STAGE, self.boot, p.LinkKind.CONTROL)
         link = await self.ports.transport.dial(workers[i].transport_address, p.build_hello(hello), OPTIONS)
         self.controls.append(link)
         n = len(workers)
         addresses = [*(w.transport_address for w in workers[1:]), self.address]
-        form = p.Form(
+        form = forming.Form(
             Epoch(self.epoch), self.boot, workers[i].model_digest, i, n,
             LAYERS * i // n, LAYERS * (i + 1) // n, addresses[i], BLOCK, 8, 64,
         )  # fmt: skip
         form = replace(form, **changed)  # type: ignore[arg-type]
-        reply = await self.ports.rpc.call(workers[i].rpc_address, p.FORM, p.build_form(form), 5.0)
-        return p.parse_formed(reply)
+        reply = await self.ports.rpc.call(workers[i].rpc_address, forming.FORM, forming.build_form(form), 5.0)
+        return forming.parse_formed(reply)
 
     async def stand(self) -> None:
         assert [r.refusal for r in self.replies] == [None] * len(self.replies), self.replies
@@ -431,7 +432,7 @@ def test_two_batchers_do_not_share_a_worker() -> None:
         first = await Batcher(world).form(4, entries)
         await first.stand()
         second = await Batcher(world, "c", "other").form(5, entries)
-        assert second.replies[0].refusal is p.FormRefusal.IN_USE
+        assert second.replies[0].refusal is forming.FormRefusal.IN_USE
         assert await first.generate([[3]], 2, 0, 0.0) == [fm.oracle([3], 0, 0.0, 2, LAYERS)]
         first.close()
         await asyncio.sleep(0.25)
@@ -447,7 +448,7 @@ def test_nobody_at_the_next_address() -> None:
         batcher = Batcher(world)
         batcher.epoch = 3
         reply = await batcher.form_one(0, entries, next_address="mem://nobody")
-        assert reply.refusal is p.FormRefusal.NEXT_AWAY and "mem://nobody" in reply.error
+        assert reply.refusal is forming.FormRefusal.NEXT_AWAY and "mem://nobody" in reply.error
         await gone(batcher.controls[0])
 
     run(body)
@@ -459,7 +460,7 @@ def test_layers_that_do_not_exist() -> None:
         batcher = Batcher(world)
         batcher.epoch = 3
         reply = await batcher.form_one(0, entries, end_layer=LAYERS + 1, next_address="mem://b")
-        assert reply.refusal is p.FormRefusal.FAILED and str(LAYERS) in reply.error
+        assert reply.refusal is forming.FormRefusal.FAILED and str(LAYERS) in reply.error
 
     run(body)
 
@@ -476,7 +477,7 @@ def test_a_device_that_hangs_is_refused_and_does_not_hold_the_formation() -> Non
         await asyncio.sleep(0.1)
         start = asyncio.get_running_loop().time()
         await batcher.form(5, entries)
-        assert batcher.replies[0].refusal is p.FormRefusal.FAILED
+        assert batcher.replies[0].refusal is forming.FormRefusal.FAILED
         assert "device does not answer" in batcher.replies[0].error
         assert asyncio.get_running_loop().time() - start < 1
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chassis.ids import BootId, Epoch, StepNumber
-from chassis.messages.pipeline import BATCHER_STAGE, Form, FormRefusal, Hello, LinkKind
+from chassis.messages.forming import Form, FormRefusal
+from chassis.messages.pipeline import BATCHER_STAGE, Hello, LinkKind
 from shard_worker import events as s
 from shard_worker.stage import Phase, Stage, StageConfig
 
