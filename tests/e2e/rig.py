@@ -19,6 +19,7 @@ from chassis.bus import Bus
 from chassis.ids import RequestId
 from chassis.messages.gateway import GenerateCall
 from chassis.messages.request import Record, parse_record
+from shard_worker.fake_model import TOKEN_BYTES, logprobs_of
 from shoal.client import Accepted, AsyncClient, Delta, Event, Finished, Params
 from shoal.launcher import Deployment, Plan
 from tests.sim.clients import NUM_LAYERS, expected
@@ -119,11 +120,20 @@ class Answer:
                 self.request_id = request_id
             case Delta(text, ids, first_index):
                 assert self.end is None
+                self._check_logprobs(event)
                 assert not ids or first_index == len(self.ids), f"{first_index} after {len(self.ids)} ids"
                 self.ids.extend(ids)
                 self.text += text
             case Finished():
                 self.end = event
+
+    def _check_logprobs(self, delta: Delta) -> None:
+        top = self.call.top_logprobs
+        assert len(delta.logprobs) == (0 if top is None else len(delta.ids))
+        for token_id, told in zip(delta.ids, delta.logprobs, strict=False):
+            want = logprobs_of(token_id, top or 0)
+            assert (told.logprob, told.rank, told.token) == (want.logprob, want.rank, TOKEN_BYTES[token_id])
+            assert tuple(t.id for t in told.top) == want.top_ids
 
     def check(self) -> None:
         """Whole, and what the model says."""
@@ -153,6 +163,8 @@ def params(call: GenerateCall) -> Params:
         timeout_ms=call.timeout_ms,
         resume_window_s=call.resume_window_s,
         client_key=call.client_key,
+        repetition_penalty=call.repetition_penalty,
+        top_logprobs=call.top_logprobs,
     )
 
 
@@ -181,7 +193,8 @@ def call(prompt: Iterable[int], output_len: int, **more: Any) -> GenerateCall:
 
 
 def draw_calls(seed: int, output_len: int, count: int = STREAMS, **more: Any) -> list[GenerateCall]:
-    """Prompts of mixed lengths, greedy and sampled, most of them going on to the limit."""
+    """Prompts of mixed lengths, greedy and sampled, most of them going on to the limit. Some have penalties,
+    so that what they said counts, and some want log probabilities."""
     rng = random.Random(seed)
     return [
         call(
@@ -190,6 +203,8 @@ def draw_calls(seed: int, output_len: int, count: int = STREAMS, **more: Any) ->
             temperature=float(i % 2),
             seed=rng.getrandbits(63),
             ignore_eos=i % 8 != 7,
+            repetition_penalty=1.5 if i % 3 == 2 else None,
+            top_logprobs=2 if i % 4 > 1 else None,
             **more,
         )
         for i in range(count)

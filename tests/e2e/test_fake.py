@@ -1,6 +1,7 @@
 """A deployment of real processes with the fake model, undisturbed: answers, cache, ends, resumption."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -9,7 +10,7 @@ import pytest
 from chassis.messages.request import Reason, Terminal
 from chassis.wire import gateway_pb2_grpc
 from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, oracle
-from shoal.client import AsyncClient, Params, ShoalError, build_generate
+from shoal.client import Accepted, AsyncClient, Finished, Params, ShoalError, build_generate
 from tests.e2e.rig import (
     Answer,
     Running,
@@ -73,6 +74,47 @@ def test_a_repeated_prompt_prefills_only_its_tail(calm: Running) -> None:
     assert first.end is not None and first.end.cached_tokens == 0
     assert second.end is not None and second.end.prompt_tokens == 203
     assert second.end.cached_tokens == 192  # twelve blocks of sixteen
+
+
+def test_choices_draw_with_seeds_of_their_own(calm: Running) -> None:
+    """Each is what its seed gives alone."""
+
+    async def life() -> None:
+        asked = call([1, 2, 3], 12, temperature=1.0, seed=9, repetition_penalty=1.5, top_logprobs=1)
+        answers: dict[int, Answer] = {}
+        async with calm.client() as client:
+            assert asked.token_ids is not None
+            async for event in client.generate(asked.token_ids, replace(params(asked), n=3)):
+                if isinstance(event, Accepted):
+                    answers[event.choice] = Answer(replace(asked, seed=event.seed))
+                answers[event.choice].take(event)
+            for choice in range(3):
+                answers[choice].check()
+                alone = await ask(client, Answer(answers[choice].call))
+                assert alone.ids == answers[choice].ids
+        assert answers[0].call.seed == 9 and len({tuple(a.ids) for a in answers.values()}) == 3
+
+    calm.run(life())
+
+
+def test_a_cancel_reaches_all_choices(calm: Running) -> None:
+    async def life() -> None:
+        async with calm.client() as client, calm.client(1) as other:
+            for canceller in (client, other):
+                asked = call([1, 2, 3], 1000, temperature=1.0)
+                ids: dict[int, str] = {}
+                reasons: list[str] = []
+                assert asked.token_ids is not None
+                async for event in client.generate(asked.token_ids, replace(params(asked), n=3)):
+                    if isinstance(event, Accepted):
+                        ids[event.choice] = event.request_id
+                    if isinstance(event, Accepted) and len(ids) == 3:
+                        await canceller.cancel(ids[0])
+                    if isinstance(event, Finished):
+                        reasons.append(event.reason)
+                assert reasons == ["cancelled"] * 3
+
+    calm.run(life())
 
 
 def test_cancel_ends_a_request(calm: Running) -> None:
