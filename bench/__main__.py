@@ -68,6 +68,12 @@ def _stages(args: argparse.Namespace) -> None:
     stages.main(args.rounds)
 
 
+def _quality(args: argparse.Namespace) -> None:
+    from bench import quality
+
+    quality.main(args.model)
+
+
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "tax": _tax,
     "stalls": _stalls,
@@ -77,6 +83,7 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "floor": _floor,
     "peers": _peers,
     "stages": _stages,
+    "quality": _quality,
 }
 
 

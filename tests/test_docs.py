@@ -220,7 +220,7 @@ def test_make_has_these_doors() -> None:
 
 def test_shoal_takes_these_words() -> None:
     asked = of_command(".venv/bin/shoal")
-    assert {words[0] for words in asked} == {"up", "generate", "models", "why"}
+    assert {words[0] for words in asked} == {"up", "generate", "models", "model", "why"}
     for words in asked:
         arguments = _parser().parse_args(words)
         config = getattr(arguments, "config", None)
