@@ -7,27 +7,19 @@ encodes and decodes alike. What can't be rebuilt faithfully is refused.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import orjson
 
 from chassis.messages.card import ModelCard, build_card, strips_leading_space, token_bytes_of
 from shard_worker.executor import LoadFailed
 from shard_worker.gguf_file import GgufCheckpoint
+from shard_worker.gguf_tokenizer import CONTROL, adds_bos, list_of, tokenizer_from_gguf
 from shard_worker.hf_dir import HfCheckpoint, read_json
 from shard_worker.model.hf_config import eos_ids_from_hf
 
-T = TypeVar("T")
-CONTROL, USER_DEFINED = 3, 4  # token types of GGUF
 TOKENIZER_BYTES_MAX = 64 << 20
-CONFIG_KEYS_KEPT = ("general.", "llama.")
 # Special tokens that end an answer under whatever name the file gives its own (as llama.cpp has it).
 ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "</s>")
-
-LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def card_of(checkpoint: GgufCheckpoint | HfCheckpoint, name: str, model_digest: str) -> bytes:
@@ -50,16 +42,17 @@ def card_of(checkpoint: GgufCheckpoint | HfCheckpoint, name: str, model_digest: 
 
 def _gguf_card(checkpoint: GgufCheckpoint, name: str, model_digest: str) -> ModelCard:
     metadata, config = checkpoint.metadata, checkpoint.config
-    tokens = _list(metadata, "tokenizer.ggml.tokens", str)
+    tokens = list_of(metadata, "tokenizer.ggml.tokens", str)
     if len(tokens) != config.vocab_size:
         raise LoadFailed(f"{len(tokens)} tokens for an embedding of {config.vocab_size} rows")
     tokenizer = orjson.dumps(tokenizer_from_gguf(metadata))
     bos, eos = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.eos_token_id")
     template = metadata.get("tokenizer.chat_template", "")
+    kept_keys = ("general.", f"{metadata['general.architecture']}.")
     kept = {
         key: value
         for key, value in metadata.items()
-        if key.startswith(CONFIG_KEYS_KEPT) and not isinstance(value, list)
+        if key.startswith(kept_keys) and not isinstance(value, list)
     }
     return ModelCard(
         name=name,
@@ -74,90 +67,9 @@ def _gguf_card(checkpoint: GgufCheckpoint, name: str, model_digest: str) -> Mode
         bos_token=_token(tokens, bos),
         eos_token=_token(tokens, eos),
         token_bytes=token_bytes_of(tokenizer, config.vocab_size),
-        add_bos=metadata.get("tokenizer.ggml.add_bos_token", False) is True,
+        strip_leading_space=strips_leading_space(tokenizer),
+        add_bos=adds_bos(metadata),
     )
-
-
-def tokenizer_from_gguf(metadata: Mapping[str, object]) -> dict[str, object]:
-    """A tokenizer.json of the `tokenizers` library, as a value. Raises LoadFailed."""
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise LoadFailed(f"tokenizer.ggml.model {kind!r} is not gpt2 (byte-level BPE)")
-    tokens = _list(metadata, "tokenizer.ggml.tokens", str)
-    merges = [merge.split(" ", 1) for merge in _list(metadata, "tokenizer.ggml.merges", str)]
-    types = (
-        _list(metadata, "tokenizer.ggml.token_type", int) if "tokenizer.ggml.token_type" in metadata else []
-    )
-    vocab = {token: i for i, token in enumerate(tokens)}
-    known = all(len(m) == 2 and m[0] in vocab and m[1] in vocab and m[0] + m[1] in vocab for m in merges)
-    if len(vocab) != len(tokens) or (types and len(types) != len(tokens)) or not known:
-        raise LoadFailed("the tokenizer's tokens, types and merges do not fit together")
-    added = [
-        {
-            "id": i,
-            "content": tokens[i],
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind == CONTROL,
-        }
-        for i, kind in enumerate(types)
-        if kind in (CONTROL, USER_DEFINED)
-    ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": _pre_tokenizer(metadata),
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": metadata.get("tokenizer.ggml.pre") == "llama-bpe",
-            "vocab": vocab,
-            "merges": merges,
-        },
-    }
-
-
-def _pre_tokenizer(metadata: Mapping[str, object]) -> dict[str, object]:
-    """How text is cut before merging, by the name that llama.cpp knows it under."""
-
-    def byte_level(use_regex: bool) -> dict[str, object]:
-        return {
-            "type": "ByteLevel",
-            "add_prefix_space": metadata.get("tokenizer.ggml.add_space_prefix", False) is True,
-            "trim_offsets": True,
-            "use_regex": use_regex,
-        }
-
-    def sequence(first: dict[str, object], use_regex: bool) -> dict[str, object]:
-        return {"type": "Sequence", "pretokenizers": [first, byte_level(use_regex)]}
-
-    match metadata.get("tokenizer.ggml.pre"):
-        case "gpt-2":
-            return byte_level(True)
-        case "smollm":
-            return sequence({"type": "Digits", "individual_digits": True}, True)
-        case "llama-bpe":
-            split = {
-                "type": "Split",
-                "pattern": {"Regex": LLAMA3_SPLIT},
-                "behavior": "Isolated",
-                "invert": False,
-            }
-            return sequence(split, False)
-        case other:
-            raise LoadFailed(f"tokenizer.ggml.pre {other!r} is not one of gpt-2, smollm, llama-bpe")
 
 
 def _gguf_eos_ids(metadata: Mapping[str, object], tokens: list[str]) -> tuple[int, ...]:
@@ -174,13 +86,6 @@ def _gguf_eos_ids(metadata: Mapping[str, object], tokens: list[str]) -> tuple[in
 
 def _token(tokens: list[str], index: object) -> str:
     return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else ""
-
-
-def _list(metadata: Mapping[str, object], key: str, kind: type[T]) -> list[T]:
-    value = metadata.get(key)
-    if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
-        raise LoadFailed(f"GGUF: {key} is not a list of {kind.__name__}")
-    return value
 
 
 # ---- Hugging Face -----------------------------------------------------------------------------------

@@ -233,7 +233,9 @@ def token_bytes_of(tokenizer_json: bytes, vocab_size: int) -> TokenBytes:
             pieces[token_id] = convert(piece)
     for added in tokenizer.get("added_tokens") or []:
         if added["id"] < vocab_size:
-            pieces[added["id"]] = b"" if added.get("special") else added["content"].encode()
+            content = added["content"]
+            shown = convert(content) if convert is sentencepiece_bytes else content.encode()
+            pieces[added["id"]] = b"" if added.get("special") else shown
     return TokenBytes.of(pieces)
 
 
