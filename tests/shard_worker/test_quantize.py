@@ -1,0 +1,139 @@
+"""Quantised stages: both engines compute with the numbers that the rows mean, however the model is cut."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from shard_worker.executor import LoadFailed, StageSpec
+from shard_worker.formats import dequantize, kept_bytes, prepared_stage
+from shard_worker.model.families import stage_weights
+from shard_worker.model.stage_weights import StageWeights, WeightFormat
+from shard_worker.native import library
+from shard_worker.probe import ProbeRow, probe_inputs
+from shard_worker.torch_executor import EngineConfig, TorchExecutor
+from shard_worker.weights import open_checkpoint
+from tests.shard_worker import tiny_gguf, tiny_models
+from tests.shard_worker.driver import NOTHING, Driver, Sequence
+
+IDS = [7, 99, 3, 250, 41, 12, 12, 8, 160, 77]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    model = tiny_models.make(path, hidden_size=64, head_dim=16, num_attention_heads=4, intermediate_size=96)
+    for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0"):
+        tiny_gguf.write(model, path / f"{kind}.gguf", GGMLQuantizationType[kind], path / "tokenizer.json")
+    return path
+
+
+@cache
+def engines() -> tuple[str, ...]:
+    return ("torch", "native") if library.native() is not None else ("torch",)
+
+
+def executor(path: Path, quantize: str, engine: str = "torch", dtype: str = "float32") -> TorchExecutor:
+    cache_dir = str((path if path.is_dir() else path.parent) / "digests")
+    return TorchExecutor(
+        EngineConfig(
+            str(path),
+            quantize=quantize,
+            engine=engine,
+            dtype=dtype,
+            num_blocks=40,
+            digest_cache_dir=cache_dir,
+        )
+    )
+
+
+def logits(path: Path, quantize: str, engine: str = "torch", dtype: str = "float32") -> np.ndarray:
+    """[tokens, vocabulary] of a prompt."""
+    made = executor(path, quantize, engine, dtype)
+    made.load(StageSpec(0, 1, 0, made.facts.num_layers, 4, 8, 64))
+    made.run(probe_inputs([ProbeRow(IDS, 0, range(5))], 4), NOTHING)
+    found: np.ndarray = made.logits(np.arange(len(IDS), dtype=np.int64)).float().numpy().copy()
+    return found
+
+
+def off(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_engines_agree_on_what_is_quantised_at_load(folder: Path, quantize: str, dtype: str) -> None:
+    reference = logits(folder, quantize, "torch", "float32")
+    for engine in engines():
+        assert off(logits(folder, quantize, engine, dtype), reference) < (
+            1e-4 if dtype == "float32" else 0.05
+        )
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_what_stays_packed_means_what_it_means_expanded(folder: Path, kind: str) -> None:
+    path = folder / f"{kind}.gguf"
+    expanded = logits(path, "none")
+    for engine in engines():
+        assert off(logits(path, "keep", engine), expanded) < 1e-4
+
+
+def test_more_bits_are_nearer(folder: Path) -> None:
+    exact = logits(folder, "none")
+    eight, four = off(logits(folder, "int8"), exact), off(logits(folder, "int4"), exact)
+    assert 0 < eight < 0.1 and eight * 4 < four < 1.0
+
+
+def test_a_quantised_model_may_be_cut_anywhere(folder: Path) -> None:
+    prompts = [IDS, IDS[3:], [9]]
+
+    def outputs(ends: tuple[int, ...]) -> list[list[int]]:
+        stages = [executor(folder, "int4", engines()[-1]) for _ in ends]
+        return Driver(stages, ends).run([Sequence(prompt, 6) for prompt in prompts], chunk=4)
+
+    assert outputs((6,)) == outputs((2, 6)) == outputs((1, 3, 6))
+
+
+def test_stages_that_keep_weights_differently_are_of_different_models(folder: Path) -> None:
+    digests = {executor(folder, quantize).facts.digest for quantize in ("none", "keep", "int8", "int4")}
+    assert len(digests) == 4
+    with pytest.raises(LoadFailed, match="quantize 'int3' is not one of none, int8, int4, keep"):
+        executor(folder, "int3")
+
+
+def formats_of(weights: StageWeights) -> tuple[set[str], set[str]]:
+    """Inside the layers, and outside."""
+    inside = {
+        matrix.format.value
+        for layer in weights.layers
+        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        for matrix in linear.matrices
+    }
+    assert weights.embedding is not None and weights.head is not None
+    return inside, {m.format.value for m in (weights.embedding, *weights.head.linear.matrices)}
+
+
+def test_embedding_and_head_keep_eight_bits(folder: Path) -> None:
+    whole = stage_weights(open_checkpoint(folder), 0, 6)
+    four = prepared_stage(whole, "float32", "int4")
+    assert formats_of(four) == ({"q4_1"}, {"q8_0"})
+    assert four.head is not None and four.head.linear.matrices[0] is four.embedding  # tied, and once
+    assert formats_of(prepared_stage(whole, "bfloat16", "none")) == ({"bf16"}, {"bf16"})
+    layer = 64 * (16 * (4 + 2 + 2) + 16 * 4 + 3 * 96)
+    assert kept_bytes(whole, "float32", "int4") == 6 * layer * 5 // 8 + 300 * 64 * 34 // 32
+    assert kept_bytes(whole, "float32", "none") == (6 * layer + 300 * 64) * 4
+    packed = stage_weights(open_checkpoint(folder / "Q5_0.gguf"), 0, 6)
+    assert formats_of(prepared_stage(packed, "float32", "int8")) == ({"q5_0"}, {"q5_0"})
+    assert formats_of(prepared_stage(packed, "float32", "int4")) == ({"q4_1"}, {"q5_0"})
+
+
+def test_packed_rows_are_views_of_the_file(folder: Path) -> None:
+    """But for Q and K, whose rows lie in another order."""
+    layer = stage_weights(open_checkpoint(folder / "Q4_1.gguf"), 0, 6).layers[2]
+    assert not layer.down.matrices[0].rows.flags.owndata and not layer.down.matrices[0].rows.flags.writeable
+    wanted = stage_weights(open_checkpoint(folder), 0, 6).layers[2]
+    for packed, plain in zip(layer.qkv.matrices, wanted.qkv.matrices, strict=True):
+        assert packed.format is WeightFormat.Q4_1
+        assert off(dequantize(packed), dequantize(plain)) < 0.15
