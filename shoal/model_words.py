@@ -105,11 +105,12 @@ def _line(manifest: Manifest) -> str:
 
 def report(told: dict[str, Any]) -> str:
     """What a worker's check found, for people."""
-    formats = ", ".join(f"{count} {name}" for name, count in told["formats"].items())
+    formats = ", ".join(f"{count} matrices {name}" for name, count in told["formats"].items())
     lines = [
         f"{told['family']}, {told['num_layers']} layers, vocabulary {told['vocab_size']},"
         f" context {told['context_len_max']}",
-        f"matrices {formats}; {told['stored_bytes'] / MIB:.0f} MiB on disk; digest {told['digest']}",
+        f"{formats or 'not described here'}; {told['stored_bytes'] / MIB:.0f} MiB on disk",
+        f"digest {told['digest']}",
         f"{told['dtype']}, quantize {told['quantize']}: {len(told['ids'])} greedy tokens, the same twice",
         f"one step of {told['rows']} sequences, in processor time: layers"
         f" {min(told['layer_us']) / 1e3:.2f} to {max(told['layer_us']) / 1e3:.2f} ms,"
