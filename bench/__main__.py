@@ -74,6 +74,12 @@ def _quality(args: argparse.Namespace) -> None:
     quality.main(args.model)
 
 
+def _gemm(args: argparse.Namespace) -> None:
+    from bench import gemm
+
+    gemm.main()
+
+
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "tax": _tax,
     "stalls": _stalls,
@@ -84,6 +90,7 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "peers": _peers,
     "stages": _stages,
     "quality": _quality,
+    "gemm": _gemm,
 }
 
 

@@ -1,7 +1,9 @@
-// Vectors of outputs: what the kernels need of an instruction set, and nothing more, so that one kernel serves all.
+// Vectors of outputs: what the kernels need of an instruction set, and nothing more, so that one kernel
+// serves all.
 //
-// A lane is an output of the panel. `F` holds floats, `I` 32-bit words, each with four 8-bit codes of consecutive inputs where
-// codes are meant. Every operation is exact or rounds once; `dot` functions are exact integers on every set.
+// A lane is an output of the panel. `F` holds floats, `I` 32-bit words, each with four 8-bit codes of
+// consecutive inputs where codes are meant. Every operation is exact or rounds once; `dot` functions are
+// exact integers on every set.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +14,8 @@
 #define SHOAL_HAS_AVX2 1
 #include <immintrin.h>
 #endif
-#if !defined(SHOAL_PORTABLE_ONLY) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__) && \
-    defined(SHOAL_HAS_AVX2)
+#if !defined(SHOAL_PORTABLE_ONLY) && defined(__AVX512F__) && defined(__AVX512BW__) && \
+    defined(__AVX512VNNI__) && defined(SHOAL_HAS_AVX2)
 #define SHOAL_HAS_AVX512 1
 #endif
 
@@ -25,7 +27,8 @@ namespace shoal {
 struct PortableLanes {
     static constexpr int kWidth = 8;
     static constexpr int kRegisters = 16;
-    static constexpr int kTileRows = 4;  // fewer kernels to compile: this set is for when there is no better one
+    static constexpr int kTileRows =
+        4;  // fewer kernels to compile: this set is for when there is no better one
     static constexpr bool kFloatsInRegisters = false;
     typedef float F __attribute__((vector_size(32)));
     typedef int32_t I __attribute__((vector_size(32)));
@@ -40,7 +43,9 @@ struct PortableLanes {
     }
     static SHOAL_INLINE void store(float *p, F v) { std::memcpy(p, &v, sizeof v); }
     static SHOAL_INLINE F broadcast(float x) { return F{} + x; }
-    static SHOAL_INLINE F fma(F a, F b, F c) { return a * b + c; }  // two roundings, unless the compiler fuses
+    static SHOAL_INLINE F fma(F a, F b, F c) {
+        return a * b + c;
+    }  // two roundings, unless the compiler fuses
     static SHOAL_INLINE F mul(F a, F b) { return a * b; }
     static SHOAL_INLINE F add(F a, F b) { return a + b; }
     static SHOAL_INLINE F held(F a) { return a; }
@@ -158,7 +163,9 @@ struct Avx2Lanes {
         return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
     }
 
-    static SHOAL_INLINE I words(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+    static SHOAL_INLINE I words(const uint8_t *p) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+    }
     static SHOAL_INLINE I mask(I a, uint32_t bits) {
         return _mm256_and_si256(a, _mm256_set1_epi32(static_cast<int>(bits)));
     }
@@ -181,7 +188,9 @@ struct Avx2Lanes {
         return _mm256_set1_epi32(word);
     }
     static SHOAL_INLINE I load_words(const int32_t *p) { return words(reinterpret_cast<const uint8_t *>(p)); }
-    static SHOAL_INLINE void store_words(int32_t *p, I v) { _mm256_storeu_si256(reinterpret_cast<I *>(p), v); }
+    static SHOAL_INLINE void store_words(int32_t *p, I v) {
+        _mm256_storeu_si256(reinterpret_cast<I *>(p), v);
+    }
     static SHOAL_INLINE Pairs products(I codes, I x) { return _mm256_maddubs_epi16(codes, x); }
     static SHOAL_INLINE Pairs add_pairs(Pairs a, Pairs b) { return _mm256_add_epi16(a, b); }
     static SHOAL_INLINE I widen(Pairs pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
@@ -207,8 +216,10 @@ struct Avx2Lanes {
     static SHOAL_INLINE void round_block(const float *x, float inverse, int8_t *codes, int32_t *sums) {
         const F factor = _mm256_set1_ps(inverse);
         const auto rounded = [&](int j) { return _mm256_cvtps_epi32(_mm256_mul_ps(load(x + j), factor)); };
-        // packing works within halves of a register: the words it leaves interleaved are put in order at the end
-        const I low = _mm256_packs_epi32(rounded(0), rounded(8)), high = _mm256_packs_epi32(rounded(16), rounded(24));
+        // packing works within halves of a register: the words it leaves interleaved are put in order at the
+        // end
+        const I low = _mm256_packs_epi32(rounded(0), rounded(8)),
+                high = _mm256_packs_epi32(rounded(16), rounded(24));
         const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         const I block = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
         _mm256_storeu_si256(reinterpret_cast<I *>(codes), block);

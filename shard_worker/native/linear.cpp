@@ -17,7 +17,9 @@ using shoal::Kernels;
 
 constexpr size_t kAlignment = 64;
 
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t aligned(size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // ---- the instruction set in use
 
@@ -81,10 +83,12 @@ shoal::Job job_of(const shoal_linear *linear, const float *x, int64_t ldx, int64
 
 extern "C" {
 
-shoal_linear *shoal_linear_create(int format, const uint8_t *rows, int64_t outputs, int64_t inputs, int64_t row_bytes) {
+shoal_linear *shoal_linear_create(int format, const uint8_t *rows, int64_t outputs, int64_t inputs,
+                                  int64_t row_bytes) {
     const FormatSizes *sizes = shoal::format_sizes(format);
     if (!sizes || !sizes_fit(*sizes, outputs, inputs, row_bytes)) return nullptr;
-    auto *linear = new (std::nothrow) shoal_linear{format, outputs, inputs, sizes->panel_bytes(inputs), nullptr, 0, true};
+    auto *linear = new (std::nothrow)
+        shoal_linear{format, outputs, inputs, sizes->panel_bytes(inputs), nullptr, 0, true};
     if (!linear) return nullptr;
     linear->bytes = linear->panels() * linear->panel_bytes;
     const size_t bytes = aligned(static_cast<size_t>(linear->bytes));
@@ -104,26 +108,37 @@ void shoal_linear_destroy(shoal_linear *linear) {
     delete linear;
 }
 
-int64_t shoal_linear_bytes(const shoal_linear *linear) { return linear->bytes; }
-int64_t shoal_linear_outputs(const shoal_linear *linear) { return linear->outputs; }
-int64_t shoal_linear_inputs(const shoal_linear *linear) { return linear->inputs; }
+int64_t shoal_linear_bytes(const shoal_linear *linear) {
+    return linear->bytes;
+}
+int64_t shoal_linear_outputs(const shoal_linear *linear) {
+    return linear->outputs;
+}
+int64_t shoal_linear_inputs(const shoal_linear *linear) {
+    return linear->inputs;
+}
 
 size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max) {
     const auto inputs = static_cast<size_t>(linear->inputs);
-    const size_t tile = shoal::kTilePanelsMax * static_cast<size_t>(shoal::tile_inputs(linear->inputs)) * shoal::kPanel * sizeof(float);
-    const auto at_most = [m_max](int64_t rows) { return static_cast<size_t>(std::clamp<int64_t>(m_max, 1, rows)); };
+    const size_t tile = shoal::kTilePanelsMax * static_cast<size_t>(shoal::tile_inputs(linear->inputs)) *
+                        shoal::kPanel * sizeof(float);
+    const auto at_most = [m_max](int64_t rows) {
+        return static_cast<size_t>(std::clamp<int64_t>(m_max, 1, rows));
+    };
     const size_t packed = at_most(shoal::rows_at_once(linear->inputs)) * inputs * sizeof(float);
-    const size_t codes = at_most(shoal::kRowsAtOnceInt8) * (inputs + inputs / shoal::kBlock * 3 * sizeof(float));
+    const size_t codes =
+        at_most(shoal::kRowsAtOnceInt8) * (inputs + inputs / shoal::kBlock * 3 * sizeof(float));
     return aligned(std::max(tile + packed, codes)) + kAlignment;
 }
 
-void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y, int64_t ldy,
-                      const float *bias, int part, int parts, void *scratch) {
-    kernels_in_use()->by_format[linear->format].run(job_of(linear, x, ldx, m, y, ldy, bias, part, parts, scratch));
+void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
+                      int64_t ldy, const float *bias, int part, int parts, void *scratch) {
+    kernels_in_use()->by_format[linear->format].run(
+        job_of(linear, x, ldx, m, y, ldy, bias, part, parts, scratch));
 }
 
-void shoal_linear_run_int8(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y, int64_t ldy,
-                           const float *bias, int part, int parts, void *scratch) {
+void shoal_linear_run_int8(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
+                           int64_t ldy, const float *bias, int part, int parts, void *scratch) {
     const auto &kernels = kernels_in_use()->by_format[linear->format];
     const auto run = linear->int8_exact ? kernels.run_int8 : kernels.run;
     run(job_of(linear, x, ldx, m, y, ldy, bias, part, parts, scratch));
@@ -140,6 +155,8 @@ int shoal_linear_use_isa(const char *name) {
     return 0;
 }
 
-const char *shoal_linear_isa(void) { return kernels_in_use()->name; }
+const char *shoal_linear_isa(void) {
+    return kernels_in_use()->name;
+}
 
 }  // extern "C"

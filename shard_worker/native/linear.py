@@ -1,7 +1,9 @@
 """One packed matrix from Python, for tests and measurements: a stage calls `linear.h` within its own step."""
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_int, c_int64, c_void_p
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,15 +58,29 @@ class PackedMatrix:
         out: F32 | None = None,
     ) -> F32:
         """x [m, inputs] -> [m, outputs], the parts one after the other."""
-        m, y = len(x), np.empty((len(x), self.outputs), np.float32) if out is None else out
-        room = self.scratch(m) if scratch is None else scratch
-        run = self._library.shoal_linear_run_int8 if int8 else self._library.shoal_linear_run
+        y = np.empty((len(x), self.outputs), np.float32) if out is None else out
+        room = self.scratch(len(x)) if scratch is None else scratch
         for part in range(parts):
-            run(
-                self.handle, address(x), self.inputs, m, address(y), self.outputs, address(bias),
-                part, parts, address(room),
-            )  # fmt: skip
+            self.call(x, y, room, bias=bias, int8=int8, part=part, parts=parts)()
         return y
+
+    def call(
+        self,
+        x: F32,
+        y: F32,
+        scratch: U8,
+        *,
+        bias: F32 | None = None,
+        int8: bool = False,
+        part: int = 0,
+        parts: int = 1,
+    ) -> Callable[[], None]:
+        """A part of y = x W^T for repeated calls; the caller keeps the arrays alive."""
+        run = self._library.shoal_linear_run_int8 if int8 else self._library.shoal_linear_run
+        return partial(
+            run, self.handle, address(x), self.inputs, len(x), address(y), self.outputs, address(bias),
+            part, parts, address(scratch),
+        )  # fmt: skip
 
     def row(self, index: int) -> NDArray[np.float32]:
         out = np.empty(self.inputs, np.float32)

@@ -1,9 +1,11 @@
-// How packed weights lie in memory and how a kernel reads them: panels of 16 outputs, inputs in order within a panel.
+// How packed weights lie in memory and how a kernel reads them: panels of 16 outputs, inputs in order within
+// a panel.
 //
-// Float formats interleave the 16 outputs of each input (bf16: of each pair, so that one operation widens either). Quantised
-// formats interleave 32-bit words of four codes of consecutive inputs, one word per output: a word is what an integer dot
-// product takes, and a mask and a conversion make floats of its bytes. All codes are unsigned; a weight is
-// scale * code + offset, exactly: a scale has at most 18 significant bits, a code fits what is left of 24.
+// Float formats interleave the 16 outputs of each input (bf16: of each pair, so that one operation widens
+// either). Quantised formats interleave 32-bit words of four codes of consecutive inputs, one word per
+// output: a word is what an integer dot product takes, and a mask and a conversion make floats of its bytes.
+// All codes are unsigned; a weight is scale * code + offset, exactly: a scale has at most 18 significant
+// bits, a code fits what is left of 24.
 #pragma once
 
 #include <cstdint>
@@ -65,13 +67,14 @@ struct F16Panel {
 
 // ---- quantised formats: a block is 32 inputs; kBlocks of them follow one header
 //
-// kScaleInputs: inputs that share a scale. kChain: words whose products can be summed in 16 bits (code * 127, two a pair).
-// `words`: step s of a block is 8 inputs, as two words: inputs 8s..8s+3 and 8s+4..8s+7.
+// kScaleInputs: inputs that share a scale. kChain: words whose products can be summed in 16 bits (code * 127,
+// two a pair). `words`: step s of a block is 8 inputs, as two words: inputs 8s..8s+3 and 8s+4..8s+7.
 
 constexpr uint32_t kNibbles = 0x0f0f0f0fu;
 
 template <class V>
-SHOAL_INLINE void nibbles(const uint8_t *codes, int step, int half, typename V::I &first, typename V::I &second) {
+SHOAL_INLINE void nibbles(const uint8_t *codes, int step, int half, typename V::I &first,
+                          typename V::I &second) {
     const auto word = V::words(codes + (step * kPanel + half * V::kWidth) * 4);
     first = V::mask(word, kNibbles);
     second = V::mask(V::template right<4>(word), kNibbles);
@@ -83,8 +86,8 @@ struct Q8_0Panel {  // scales[16] f16, words [8][16]
     static constexpr int kCodes = 32, kBlockBytes = kCodes + 8 * kPanel * 4;
 
     template <class V>
-    static SHOAL_INLINE void scales(const uint8_t *, const uint8_t *block, int, int half, typename V::F &scale,
-                                    typename V::F &offset) {
+    static SHOAL_INLINE void scales(const uint8_t *, const uint8_t *block, int, int half,
+                                    typename V::F &scale, typename V::F &offset) {
         scale = V::halves(block + half * V::kWidth * 2);
         offset = V::mul(scale, V::broadcast(-128.0f));
     }
@@ -103,8 +106,8 @@ struct Q4_0Panel {  // scales[16] f16, words of nibbles [4][16]
     static constexpr int kCodes = 32, kBlockBytes = kCodes + 4 * kPanel * 4;
 
     template <class V>
-    static SHOAL_INLINE void scales(const uint8_t *, const uint8_t *block, int, int half, typename V::F &scale,
-                                    typename V::F &offset) {
+    static SHOAL_INLINE void scales(const uint8_t *, const uint8_t *block, int, int half,
+                                    typename V::F &scale, typename V::F &offset) {
         scale = V::halves(block + half * V::kWidth * 2);
         offset = V::mul(scale, V::broadcast(-8.0f));
     }
@@ -121,8 +124,8 @@ struct Q4_1Panel {  // scales[16] f16, minima[16] f16, words of nibbles [4][16]
     static constexpr int kMinima = 32, kCodes = 64, kBlockBytes = kCodes + 4 * kPanel * 4;
 
     template <class V>
-    static SHOAL_INLINE void scales(const uint8_t *, const uint8_t *block, int, int half, typename V::F &scale,
-                                    typename V::F &offset) {
+    static SHOAL_INLINE void scales(const uint8_t *, const uint8_t *block, int, int half,
+                                    typename V::F &scale, typename V::F &offset) {
         scale = V::halves(block + half * V::kWidth * 2);
         offset = V::halves(block + kMinima + half * V::kWidth * 2);
     }
@@ -133,14 +136,15 @@ struct Q4_1Panel {  // scales[16] f16, minima[16] f16, words of nibbles [4][16]
     }
 };
 
-struct Q5_0Panel {  // scales[16] f16, fifth bits [16] (bit w of byte b: input 4w + b), words of nibbles [4][16]
+struct Q5_0Panel {  // scales[16] f16, fifth bits [16] (bit w of byte b: input 4w + b), words of nibbles
+                    // [4][16]
     static constexpr bool kQuantised = true;
     static constexpr int kBlocks = 1, kHeaderBytes = 0, kScaleInputs = 32, kChain = 4;
     static constexpr int kHigh = 32, kCodes = kHigh + kPanel * 4, kBlockBytes = kCodes + 4 * kPanel * 4;
 
     template <class V>
-    static SHOAL_INLINE void scales(const uint8_t *, const uint8_t *block, int, int half, typename V::F &scale,
-                                    typename V::F &offset) {
+    static SHOAL_INLINE void scales(const uint8_t *, const uint8_t *block, int, int half,
+                                    typename V::F &scale, typename V::F &offset) {
         scale = V::halves(block + half * V::kWidth * 2);
         offset = V::mul(scale, V::broadcast(-16.0f));
     }
@@ -155,19 +159,20 @@ struct Q5_0Panel {  // scales[16] f16, fifth bits [16] (bit w of byte b: input 4
     }
 };
 
-// Header: scale[16] f16 and scale of minima[16] f16 of 256 inputs. Block: multiples of the scale [16] u8, of the minimum [16]
-// u8, words of nibbles [4][16].
+// Header: scale[16] f16 and scale of minima[16] f16 of 256 inputs. Block: multiples of the scale [16] u8, of
+// the minimum [16] u8, words of nibbles [4][16].
 struct Q4KPanel {
     static constexpr bool kQuantised = true;
     static constexpr int kBlocks = 8, kHeaderBytes = 64, kScaleInputs = 32, kChain = 8;
     static constexpr int kMinima = 16, kCodes = 32, kBlockBytes = kCodes + 4 * kPanel * 4;
 
     template <class V>
-    static SHOAL_INLINE void scales(const uint8_t *header, const uint8_t *block, int, int half, typename V::F &scale,
-                                    typename V::F &offset) {
+    static SHOAL_INLINE void scales(const uint8_t *header, const uint8_t *block, int, int half,
+                                    typename V::F &scale, typename V::F &offset) {
         const int lane = half * V::kWidth;
         scale = V::mul(V::halves(header + lane * 2), V::unsigned_bytes(block + lane));
-        const auto minimum = V::mul(V::halves(header + 32 + lane * 2), V::unsigned_bytes(block + kMinima + lane));
+        const auto minimum =
+            V::mul(V::halves(header + 32 + lane * 2), V::unsigned_bytes(block + kMinima + lane));
         offset = V::mul(minimum, V::broadcast(-1.0f));
     }
     template <class V>
@@ -177,16 +182,16 @@ struct Q4KPanel {
     }
 };
 
-// Header: scale[16] f16 of 256 inputs. Block: multiples of the scale [2][16] i8 (of 16 inputs each), two top bits [2][16]
-// (bits 2w and 2w+1 of byte b: input 4w + b of a half block), words of nibbles [4][16].
+// Header: scale[16] f16 of 256 inputs. Block: multiples of the scale [2][16] i8 (of 16 inputs each), two top
+// bits [2][16] (bits 2w and 2w+1 of byte b: input 4w + b of a half block), words of nibbles [4][16].
 struct Q6KPanel {
     static constexpr bool kQuantised = true;
     static constexpr int kBlocks = 8, kHeaderBytes = 32, kScaleInputs = 16, kChain = 2;
     static constexpr int kHigh = 32, kCodes = kHigh + 2 * kPanel * 4, kBlockBytes = kCodes + 4 * kPanel * 4;
 
     template <class V>
-    static SHOAL_INLINE void scales(const uint8_t *header, const uint8_t *block, int run, int half, typename V::F &scale,
-                                    typename V::F &offset) {
+    static SHOAL_INLINE void scales(const uint8_t *header, const uint8_t *block, int run, int half,
+                                    typename V::F &scale, typename V::F &offset) {
         const int lane = half * V::kWidth;
         scale = V::mul(V::halves(header + lane * 2), V::signed_bytes(block + run * kPanel + lane));
         offset = V::mul(scale, V::broadcast(-32.0f));
@@ -249,7 +254,8 @@ struct RunReader {
     SHOAL_INLINE void open(const uint8_t *header, const uint8_t *block, int run) {
         for (int h = 0; h < kHalves; ++h) {
             P::template scales<V>(header, block, run, h, scale[h], offset[h]);
-            scale8[h] = V::mul(scale[h], V::broadcast(0x1p-8f));  // a byte in the middle of a word counts 2^8 times,
+            scale8[h] =
+                V::mul(scale[h], V::broadcast(0x1p-8f));  // a byte in the middle of a word counts 2^8 times,
             scale16[h] = V::mul(scale[h], V::broadcast(0x1p-16f));  // or 2^16 times
         }
     }
@@ -261,8 +267,10 @@ struct RunReader {
         const auto w = word[J / 4][half];
         if constexpr (J % 4 == 0) return V::fma(V::to_float(V::mask(w, 0xffu)), scale[half], offset[half]);
         if constexpr (J % 4 == 1) return V::fma(V::to_float(V::mask(w, 0xff00u)), scale8[half], offset[half]);
-        if constexpr (J % 4 == 2) return V::fma(V::to_float(V::mask(w, 0xff0000u)), scale16[half], offset[half]);
-        if constexpr (J % 4 == 3) return V::fma(V::to_float(V::template right<24>(w)), scale[half], offset[half]);
+        if constexpr (J % 4 == 2)
+            return V::fma(V::to_float(V::mask(w, 0xff0000u)), scale16[half], offset[half]);
+        if constexpr (J % 4 == 3)
+            return V::fma(V::to_float(V::template right<24>(w)), scale[half], offset[half]);
     }
 };
 

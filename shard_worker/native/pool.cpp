@@ -36,8 +36,9 @@ inline void pause_briefly() {
 
 // A counter that threads sleep on until it has a value they wait for.
 //
-// No wake is lost: a sleeper announces itself before it looks at the value a last time, a writer changes the value before it
-// looks for sleepers, and all four accesses are sequentially consistent, so one of the two sees the other.
+// No wake is lost: a sleeper announces itself before it looks at the value a last time, a writer changes the
+// value before it looks for sleepers, and all four accesses are sequentially consistent, so one of the two
+// sees the other.
 class Counter {
 public:
     uint32_t load() const { return value_.load(std::memory_order_acquire); }
@@ -87,10 +88,12 @@ private:
     static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel reads the bare word");
 
     void sleep_at(uint32_t value) {
-        syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value_), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+        syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value_), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr,
+                0);
     }
     void wake_sleepers() {
-        syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value_), FUTEX_WAKE_PRIVATE, kThreadsMax, nullptr, nullptr, 0);
+        syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value_), FUTEX_WAKE_PRIVATE, kThreadsMax, nullptr,
+                nullptr, 0);
     }
 #else
     void sleep_at(uint32_t value) {
@@ -98,7 +101,9 @@ private:
         changed_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != value; });
     }
     void wake_sleepers() {
-        { std::lock_guard<std::mutex> lock(mutex_); }  // a sleeper between its look and its sleep is waited for
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+        }  // a sleeper between its look and its sleep is waited for
         changed_.notify_all();
     }
     std::mutex mutex_;
@@ -183,8 +188,14 @@ extern "C" shoal_pool *shoal_pool_create(int threads) {
     }
 }
 
-extern "C" void shoal_pool_destroy(shoal_pool *pool) { delete pool; }
+extern "C" void shoal_pool_destroy(shoal_pool *pool) {
+    delete pool;
+}
 
-extern "C" int shoal_pool_threads(const shoal_pool *pool) { return pool->threads(); }
+extern "C" int shoal_pool_threads(const shoal_pool *pool) {
+    return pool->threads();
+}
 
-extern "C" void shoal_pool_run(shoal_pool *pool, void (*work)(void *, int, int), void *arg) { pool->run(work, arg); }
+extern "C" void shoal_pool_run(shoal_pool *pool, void (*work)(void *, int, int), void *arg) {
+    pool->run(work, arg);
+}

@@ -146,10 +146,10 @@ constexpr FormatSizes quantised() {
 }
 
 constexpr FormatSizes kFormats[] = {
-    {1, 4, panel_bytes<F32Panel>, pack_row_f32},    {1, 2, panel_bytes<Bf16Panel>, pack_row_bf16},
-    {1, 2, panel_bytes<F16Panel>, pack_row_f16},    quantised<Q8_0Panel, 34, pack_q8_0>(),
-    quantised<Q4_0Panel, 18, pack_q4_0>(),          quantised<Q4_1Panel, 20, pack_q4_1>(),
-    quantised<Q5_0Panel, 22, pack_q5_0>(),          quantised<Q4KPanel, 144, pack_q4_k>(),
+    {1, 4, panel_bytes<F32Panel>, pack_row_f32}, {1, 2, panel_bytes<Bf16Panel>, pack_row_bf16},
+    {1, 2, panel_bytes<F16Panel>, pack_row_f16}, quantised<Q8_0Panel, 34, pack_q8_0>(),
+    quantised<Q4_0Panel, 18, pack_q4_0>(),       quantised<Q4_1Panel, 20, pack_q4_1>(),
+    quantised<Q5_0Panel, 22, pack_q5_0>(),       quantised<Q4KPanel, 144, pack_q4_k>(),
     quantised<Q6KPanel, 210, pack_q6_k>(),
 };
 
