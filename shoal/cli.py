@@ -1,4 +1,4 @@
-"""The `shoal` command: `up`, `generate`, `models`, `model`, `why`, `demo`.
+"""The `shoal` command: `up`, `generate`, `models`, `model`, `why`, `bench`, `demo`.
 
 What runs locally is found through the run folder that `up` writes, so that nothing needs to be said twice;
 `--address` and `--nats` reach any other deployment. Exit codes: 0 done, 1 refused or failed, 2 wrong use.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chassis.errors import BusError
-from shoal import generate_words, model_words
+from shoal import bench_words, generate_words, model_words
 from shoal.client import Accepted, AsyncClient, Client, Params, ShoalError
 from shoal.launcher import Deployment, LaunchError, Plan, read_state
 from shoal.ledger import Ledger
@@ -70,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     tell.add_argument("--nats", help="URL of the bus (default: what `shoal up` runs)")
     _add_run_dir(tell)
     tell.set_defaults(do=_why)
+
+    bench = commands.add_parser("bench", help="say where a step's time goes, beside what the machine allows")
+    bench_words.add_words(bench)
 
     demo = commands.add_parser("demo", help="start everything, ask one question, explain the answer, stop")
     demo.add_argument("prompt", nargs="?", default=DEMO_PROMPT)

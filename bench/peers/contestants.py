@@ -26,7 +26,7 @@ from bench.peers.conversation import (
     build_question,
     parse_answer,
 )
-from bench.peers.environments import ENVIRONMENTS, ROOT, llama_program, without_paths
+from bench.peers.environments import ENVIRONMENTS, ROOT, llama_driver, without_paths
 from chassis.errors import BusError
 from shoal.client import AsyncClient, ShoalError
 from shoal.launcher import Deployment, LaunchError, Plan
@@ -117,7 +117,7 @@ class Peer:
 
     def _environment(self) -> dict[str, str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(self._load.threads)}
-        env |= {"SHOAL_BENCH_LLAMA_SERVER": str(llama_program("llama-server")), "HF_HUB_OFFLINE": "1"}
+        env |= {"SHOAL_BENCH_LLAMA_DRIVER": str(llama_driver()), "HF_HUB_OFFLINE": "1"}
         if self._waiting == "passive":
             env |= {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
         return env | dict(self._env)

@@ -19,7 +19,7 @@ class Load:
     dtype: str  # float32, bfloat16, or what the file says (packed)
     threads: int
     sequences_max: int = 64
-    context_len_max: int = 2048
+    context_len_max: int = 1280
     cache_mb: int = 2048
 
 

@@ -80,8 +80,8 @@ class CannotMake(Exception):
     """An environment can't be made; the message is its error's end."""
 
 
-def llama_program(name: str) -> Path:
-    return ENVIRONMENTS["llamacpp"].folder / "build" / "bin" / name
+def llama_driver() -> Path:
+    return ENVIRONMENTS["llamacpp"].folder / "driver"
 
 
 def _run(command: Sequence[str | Path], timeout_s: float, env: Mapping[str, str] | None = None) -> str:
@@ -139,15 +139,29 @@ def _build_llama(e: Environment) -> None:
     build, tools = e.folder / "build", {"PATH": f"{e.folder / 'bin'}:{os.environ['PATH']}"}
     cmake: str | Path = e.folder / "bin" / "cmake"
     _run([cmake, "-S", sources / "llama.cpp", "-B", build, "-G", "Ninja", *flags], _CHECK_TIMEOUT_S, tools)
-    targets = ["--target", "llama-server", "llama-quantize"]
-    _run([cmake, "--build", build, "--parallel", "2", *targets], _INSTALL_TIMEOUT_S, tools)
-    _run([llama_program("llama-server"), "--version"], _CHECK_TIMEOUT_S)
+    _run([cmake, "--build", build, "--parallel", "2", "--target", "llama"], _INSTALL_TIMEOUT_S, tools)
+    _compile_driver(e)
+
+
+def _compile_driver(e: Environment) -> None:
+    inner, build = e.folder / "source" / "llama.cpp", e.folder / "build"
+    command: list[str | Path] = [os.environ.get("CXX", "g++"), "-O2", "-std=c++17"]
+    command += [f"-I{inner / 'include'}", f"-I{inner / 'ggml' / 'include'}"]
+    command += [Path(__file__).parent / "llamacpp_driver.cpp", build / "src" / "libllama.a"]
+    command += [build / "ggml" / "src" / f"lib{name}.a" for name in ("ggml", "ggml-cpu", "ggml-base")]
+    _run([*command, "-pthread", "-ldl", "-o", llama_driver()], _INSTALL_TIMEOUT_S)
+
+
+def recipe_digest(e: Environment) -> str:
+    recipe = e.pins.read_bytes()
+    if e.name == "llamacpp":
+        recipe += LLAMA_VERSION.encode() + (Path(__file__).parent / "llamacpp_driver.cpp").read_bytes()
+    return hashlib.sha256(recipe).hexdigest()
 
 
 def make(e: Environment) -> None:
     """Does nothing when it stands with these pins. Raises CannotMake."""
-    recipe = e.pins.read_bytes() + LLAMA_VERSION.encode() * (e.name == "llamacpp")
-    digest = hashlib.sha256(recipe).hexdigest()
+    digest = recipe_digest(e)
     ready = e.folder / _READY
     if ready.exists() and ready.read_text() == digest:
         return

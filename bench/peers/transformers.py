@@ -1,4 +1,4 @@
-"""transformers' continuous batching over its paged attention, as a process without a server."""
+"""transformers' continuous batching over its paged attention, its manager kept running between the turns."""
 
 import os
 from collections.abc import Sequence
@@ -7,44 +7,53 @@ import torch
 import transformers
 
 from bench.peers.answering import Stopwatch, answer
-from bench.peers.conversation import Load, Times
+from bench.peers.conversation import Failed, Load, Times
 
-POLL_S = 1.0
-PAD_ID = 2
+PAGE_TOKENS = 256
+STEP_TOKENS_MAX = 4096
+RESULT_TIMEOUT_S = 900.0
 
 
 class Transformers:
-    note = "generate_batch, sdpa over pages"
+    note = "its manager, sdpa over pages, tokens streamed"
 
     def __init__(self, load: Load) -> None:
         torch.set_num_threads(load.threads)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             load.model, dtype=getattr(torch, load.dtype), attn_implementation="paged|sdpa"
         ).eval()  # type: ignore[no-untyped-call]
+        config = transformers.GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
+        batching = transformers.ContinuousBatchingConfig(
+            page_size=PAGE_TOKENS,
+            num_blocks=load.sequences_max * load.context_len_max // PAGE_TOKENS,
+            max_batch_tokens=STEP_TOKENS_MAX,
+        )
+        self._manager = self._model.init_continuous_batching(config, batching)
+        self._manager.start()
 
     @property
     def version(self) -> str:
         return str(transformers.__version__)
 
     def run(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Times]:
-        config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
-            max_new_tokens=output_tokens,
-            min_new_tokens=output_tokens,
-            do_sample=False,
-            eos_token_id=-1,
-            pad_token_id=PAD_ID,
-        )
         watch = Stopwatch(len(prompts))
-        with torch.inference_mode():
-            outputs = self._model.generate_batch(
-                inputs=[list(p) for p in prompts], generation_config=config, progress_bar=False
-            )
-        for index, output in enumerate(outputs.values()):
-            watch.saw(index, len(output.generated_tokens))
+        ids = self._manager.add_requests(
+            [list(p) for p in prompts], max_new_tokens=output_tokens, streaming=True
+        )
+        places = {name: index for index, name in enumerate(ids)}
+        left = len(prompts)
+        while left:
+            result = self._manager.get_result(timeout=RESULT_TIMEOUT_S)
+            if result is None:
+                raise Failed("its manager stopped")
+            if result.error:
+                raise Failed(str(result.error))
+            watch.saw(places[result.request_id], len(result.generated_tokens))
+            left -= result.is_finished()
         return watch.times()
 
     def close(self) -> None:
-        return None
+        self._manager.stop(block=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peers.conversation import Failed
-from bench.peers.environments import ENVIRONMENTS, FOLDER, ROOT, llama_program, without_paths
+from bench.peers.environments import ENVIRONMENTS, FOLDER, ROOT, llama_driver, without_paths
 
 MODELS = FOLDER / "models"
 _TIMEOUT_S = 900.0
@@ -50,7 +50,7 @@ def gguf_file(kind: str) -> Path:
         environment = ENVIRONMENTS["llamacpp"]
         if (failure := environment.failure) is not None:
             raise Failed(f"weights are converted by llama.cpp: {failure}")
-        _run([llama_program("llama-quantize"), "--allow-requantize", packaged(), into, kind, "2"])
+        _run([llama_driver(), "--convert", packaged(), into, kind])
 
     return _once(f"{kind.lower()}.gguf", convert)
 
