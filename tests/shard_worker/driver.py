@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shard_worker.executor import Executor, StageSpec, StepInputs
+from chassis.messages.pipeline import SlotStart
+from chassis.messages.sampling import Sampling, Shaping
+from shard_worker.executor import Executor, ShapingColumns, StageSpec, StepInputs
+from shard_worker.shaping import SlotShape, columns
 
 NOTHING = memoryview(b"")
+VOCAB_SIZE_MAX = 1 << 20
 
 
 @dataclass
@@ -22,6 +26,7 @@ class Sequence:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    shaping: Shaping | None = None
     table: list[int] = field(default_factory=list)
     computed: int = 0
     output: list[int] = field(default_factory=list)
@@ -47,6 +52,23 @@ class Row:
     @property
     def samples(self) -> bool:
         return self.end == len(self.sequence.tokens)
+
+
+def _shaping(sampling: Items[Sequence]) -> ShapingColumns | None:
+    """As a slot that starts anew would have it; that steps give the same is for test_inputs."""
+    shapes = []
+    for place, sequence in enumerate(sampling):
+        if sequence.shaping is not None:
+            follows = sequence.shaping.follows
+            start = SlotStart(
+                Sampling(shaping=sequence.shaping),
+                sequence.seed,
+                prompt_len=len(sequence.prompt) if follows else 0,
+                before=tuple(sequence.tokens) if follows else (),
+            )
+            shapes.append((place, SlotShape(start, VOCAB_SIZE_MAX)))
+    index = np.array([len(s.output) for s in sampling], np.int32)
+    return columns(shapes, index) if shapes else None
 
 
 def step_inputs(rows: Items[Row], block_size: int) -> StepInputs:
@@ -77,6 +99,7 @@ def step_inputs(rows: Items[Row], block_size: int) -> StepInputs:
         top_p=np.array([s.top_p for s in sampling], np.float32),
         seeds=np.array([s.seed for s in sampling], np.uint64),
         output_index=np.array([len(s.output) for s in sampling], np.int32),
+        shaping=_shaping(sampling),
     )
 
 
