@@ -72,10 +72,7 @@ def sample(logits: Logits, columns: SamplingColumns) -> Ids:
     drawing = np.flatnonzero(columns.temperature > 0)
     shaping = columns.shaping
     if shaping is not None and len(shaping.rows):
-        logits = _tensor(logits).float()
-        _bias(logits, shaping)
-        _mask(logits, shaping)
-        _penalise(logits, shaping)
+        logits = shape_logits(_tensor(logits).float(), shaping)
     chosen = _largest(logits)
     if len(drawing):
         tensor = _tensor(logits)
@@ -83,7 +80,7 @@ def sample(logits: Logits, columns: SamplingColumns) -> Ids:
             tensor = tensor[torch.from_numpy(drawing).to(tensor.device)]
         kept = weights(tensor, columns.temperature[drawing], columns.top_k[drawing], columns.top_p[drawing])
         if shaping is not None:
-            _keep_shapes(kept, drawing, shaping)
+            keep_shapes(kept, drawing, shaping)
         chosen[drawing] = _draw(kept, uniforms(columns.seeds[drawing], columns.output_index[drawing]))
     return chosen
 
@@ -103,6 +100,14 @@ def _largest(logits: Logits) -> Ids:
 
 def _index(places: I64) -> torch.Tensor:
     return torch.from_numpy(places)
+
+
+def shape_logits(logits: torch.Tensor, shaping: ShapingColumns) -> torch.Tensor:
+    """[k, vocabulary] float32, in place."""
+    _bias(logits, shaping)
+    _mask(logits, shaping)
+    _penalise(logits, shaping)
+    return logits
 
 
 def _bias(logits: torch.Tensor, shaping: ShapingColumns) -> None:
@@ -176,7 +181,7 @@ def _keep_top_p(x: torch.Tensor, top_p: float) -> None:
     x.masked_fill_(x < ranked[last], 0)
 
 
-def _keep_shapes(kept: torch.Tensor, drawing: I64, shaping: ShapingColumns) -> None:
+def keep_shapes(kept: torch.Tensor, drawing: I64, shaping: ShapingColumns) -> None:
     """Steps 8 and 9. `kept`: one row for each of `drawing`, the rows that are drawn."""
     rows, places, of = np.intersect1d(drawing, shaping.min_p_rows, return_indices=True)
     if len(rows):
@@ -206,21 +211,28 @@ def _keep_typical(x: torch.Tensor, typical_p: float) -> None:
 
 
 def _draw(kept: torch.Tensor, u: NDArray[np.float64]) -> Ids:
-    """The first token in vocabulary order at which the sum of weights exceeds u times the whole."""
+    found: Ids = draw(kept, torch.from_numpy(u).to(kept.device)).cpu().numpy().astype(np.uint32)
+    return found
+
+
+def draw(kept: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """The first token in vocabulary order at which the sum of weights exceeds u times the whole.
+
+    `u`: [rows] float64. Returns [rows] int64.
+    """
     rows, vocab = kept.shape
     if vocab % RUN:
         kept = torch.nn.functional.pad(kept, (0, RUN - vocab % RUN))
     runs = kept.view(rows, -1, RUN)
     after = runs.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    target = torch.from_numpy(u).to(kept.device)[:, None] * after[:, -1:]
+    target = u[:, None] * after[:, -1:]
     run = torch.searchsorted(after, target, right=True)
     before = torch.where(run > 0, after.gather(1, (run - 1).clamp(min=0)), 0)
     inside = runs[torch.arange(rows, device=kept.device), run[:, 0]].cumsum(dim=-1, dtype=torch.float64)
     # The two ways of adding may differ in the last bit: then the run's last token of any weight is meant.
     place = torch.searchsorted(inside, target - before, right=True)
     last = torch.searchsorted(inside, inside[:, -1:].contiguous())
-    found: Ids = (run * RUN + torch.minimum(place, last))[:, 0].cpu().numpy().astype(np.uint32)
-    return found
+    return (run * RUN + torch.minimum(place, last))[:, 0]
 
 
 # ---- 1: log probabilities ---------------------------------------------------------------------------

@@ -16,12 +16,15 @@ from shard_worker import kv_tensors, sampler
 from shard_worker.attention.cpu import CpuAttention
 from shard_worker.attention.interface import Attention, LayerKv
 from shard_worker.card import card_of
+from shard_worker.device import choice
+from shard_worker.device.memory import num_blocks_of
+from shard_worker.device.stage import DeviceStage
 from shard_worker.executor import I64, Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
 from shard_worker.formats import BITS, QUANTIZE, digest_as_kept, prepared_stage
 from shard_worker.hf_dir import HfCheckpoint
 from shard_worker.model.config import ModelConfig
 from shard_worker.model.families import stage_weights
-from shard_worker.model.layers import DTYPES, precision_of
+from shard_worker.model.layers import DTYPES, Precision, precision_of
 from shard_worker.model.stage import Stage, StageMemory
 from shard_worker.model.stage_weights import StageWeights
 from shard_worker.model.torch_stage import TorchStage
@@ -31,7 +34,7 @@ from shard_worker.transformers_config import FAMILY
 from shard_worker.transformers_stage import TransformersStage
 from shard_worker.weights import Checkpoint, digest_of, find_model, model_name, open_checkpoint
 
-ENGINES = ("auto", "native", "torch", "transformers")
+ENGINES = ("auto", "native", "torch", "transformers", "device")
 NUM_BLOCKS_MAX = 1 << 24
 NO_BYTES = memoryview(b"")
 NO_IDS = np.empty(0, np.uint32)
@@ -46,8 +49,11 @@ class EngineConfig:
     quantize: str = "none"  # or keep, int8, int4: see `formats.prepared`
     engine: str = "auto"  # or one of ENGINES; auto: native where it can be had and runs the model
     threads: int = 1
+    context_len: int = 0  # 0: the model's own
     kv_memory_mb: int = 512
     num_blocks: int | None = None  # instead of kv_memory_mb
+    device: str = "cpu"  # or cuda, cuda:N, auto: see `device.choice`
+    device_memory: float = 0.85  # of the device, what KV blocks may take of what is free beside the weights
     digest_cache_dir: str = ""  # empty: the user's cache folder
 
 
@@ -70,8 +76,10 @@ class _Resident:
 class TorchExecutor:
     def __init__(self, config: EngineConfig, attention: Attention | None = None) -> None:
         """Reads the model's configuration and card, no weights. Raises LoadFailed."""
-        if config.dtype not in DTYPES:
-            raise LoadFailed(f"dtype {config.dtype!r} is not one of {', '.join(DTYPES)}")
+        self._device = choice.chosen(config.device)
+        dtypes = DTYPES if self._device.type == "cpu" else choice.DTYPES
+        if config.dtype not in dtypes:
+            raise LoadFailed(f"dtype {config.dtype!r} is not one of {', '.join(dtypes)}")
         if config.quantize not in QUANTIZE:
             raise LoadFailed(f"quantize {config.quantize!r} is not one of {', '.join(QUANTIZE)}")
         if config.engine not in ENGINES:
@@ -79,8 +87,10 @@ class TorchExecutor:
         torch.set_num_threads(config.threads)
         path = find_model(config.model, Path(config.repository) if config.repository else None)
         self._config = config
-        self._checkpoint = open_checkpoint(path)
-        self._precision = precision_of(DTYPES[config.dtype])
+        self._checkpoint = open_checkpoint(path, config.context_len)
+        dtype = dtypes[config.dtype]
+        cpu = self._device.type == "cpu"
+        self._precision = precision_of(dtype) if cpu else Precision(dtype, dtype)
         self._attention: Attention = attention or CpuAttention()
         self._given_attention = attention is not None
         self._resident: _Resident | None = None
@@ -88,6 +98,7 @@ class TorchExecutor:
         model = self._checkpoint.config
         cache_dir = Path(config.digest_cache_dir) if config.digest_cache_dir else None
         digest = digest_as_kept(digest_of(self._checkpoint, cache_dir), config.quantize)
+        digest = digest_as_kept(digest, "stretched" if model.stretched else "none")
         name = config.model_name or model_name(config.model, path)
         self._facts = ModelFacts(
             name=name,
@@ -98,6 +109,14 @@ class TorchExecutor:
             context_len_max=model.context_len_max,
             card=card_of(self._checkpoint, name, digest),
         )
+
+    @property
+    def device_name(self) -> str:
+        return "cpu" if self._device.type == "cpu" else torch.cuda.get_device_name(self._device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     @property
     def facts(self) -> ModelFacts:
@@ -135,21 +154,29 @@ class TorchExecutor:
             form = kv_tensors.KvForm(self._precision.compute)
             if isinstance(stage, NativeStage):
                 form = stage.kv_form
-            num_blocks = self._num_blocks(spec, form)
-            kv = kv_tensors.allocate(model, num_layers, num_blocks, spec.block_size_tokens, form)
+            num_blocks = self._num_blocks(spec, stage, form)
+            if isinstance(stage, DeviceStage):
+                kv = stage.allocate(num_blocks, spec.block_size_tokens)
+            else:
+                kv = kv_tensors.allocate(model, num_layers, num_blocks, spec.block_size_tokens, form)
         except (MemoryError, RuntimeError) as error:
             raise LoadFailed(f"{num_layers} layers and their KV memory: {error}") from None
         self._resident = _Resident(
             spec.first_layer, spec.end_layer, spec.block_size_tokens, stage, kv, num_blocks
         )
 
-    def _num_blocks(self, spec: StageSpec, form: kv_tensors.KvForm) -> int:
+    def _num_blocks(self, spec: StageSpec, stage: Stage, form: kv_tensors.KvForm) -> int:
         """Raises LoadFailed."""
-        num_layers = spec.end_layer - spec.first_layer
+        config, num_layers = self._config, spec.end_layer - spec.first_layer
         block_bytes = kv_tensors.bytes_per_block(
             self._checkpoint.config, num_layers, spec.block_size_tokens, form
         )
-        num_blocks = self._config.num_blocks or (self._config.kv_memory_mb << 20) // block_bytes
+        if isinstance(stage, DeviceStage):
+            num_blocks = num_blocks_of(
+                stage, spec, config.num_blocks, config.device_memory, config.kv_memory_mb
+            )
+        else:
+            num_blocks = config.num_blocks or (config.kv_memory_mb << 20) // block_bytes
         if not 0 < num_blocks <= NUM_BLOCKS_MAX:
             raise LoadFailed(
                 f"kv_memory_mb = {self._config.kv_memory_mb}: {num_blocks} blocks of {block_bytes} bytes"
@@ -158,9 +185,15 @@ class TorchExecutor:
 
     def _make_stage(self, spec: StageSpec) -> Stage:
         """Raises LoadFailed."""
-        if self._config.engine == "transformers" or self._checkpoint.config.family == FAMILY:
+        by_library = self._config.engine == "transformers" or self._checkpoint.config.family == FAMILY
+        if self._device.type != "cpu" and (by_library or self._config.engine in ("native", "torch")):
+            how = "the transformers library" if by_library else f"engine {self._config.engine}"
+            raise LoadFailed(f"device {self._device}: {how} computes on the processor")
+        if by_library:
             return self._transformers_stage(spec)
         weights = stage_weights(self._checkpoint, spec.first_layer, spec.end_layer)
+        if self._device.type != "cpu" or self._config.engine == "device":
+            return DeviceStage(weights, self._precision.dtype, self._device, quantize=self._config.quantize)
         if (native := self._native_stage(weights)) is not None:
             return native
         if self._config.quantize in BITS:
@@ -204,6 +237,8 @@ class TorchExecutor:
         assert num_tokens <= spec.step_tokens_max
         if num_tokens == 0:
             return StepOutput(NO_BYTES, NO_IDS)
+        if isinstance(resident.stage, DeviceStage):
+            return resident.stage.begin(inputs, activations).result()
         sent = resident.stage.run(inputs, activations)
         if spec.stage < spec.num_stages - 1:
             return StepOutput(sent, NO_IDS)

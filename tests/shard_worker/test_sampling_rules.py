@@ -395,7 +395,7 @@ def test_rows_that_use_none_pass_none_of_the_code(monkeypatch: pytest.MonkeyPatc
     plain = [Row(Sampling(1.0, 3, 0.9), seed=1), Row(Sampling(0.0))]
     inputs = inputs_for(plain)
     assert inputs.shaping is None
-    for name in ("_bias", "_mask", "_penalise", "_keep_shapes", "logprobs", "_index"):
+    for name in ("_bias", "_mask", "_penalise", "keep_shapes", "logprobs", "_index"):
         monkeypatch.setattr(sampler, name, never)
     logits = torch.tensor([LOGITS] * 2)
     answer = sampler.output(logits, inputs)

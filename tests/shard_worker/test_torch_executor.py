@@ -125,3 +125,32 @@ def test_bfloat16_serves_from_end_to_end(folder: Path) -> None:
     assert all(len(o) == 6 and max(o) < tiny_models.VOCAB for o in outputs)
     alone = [Driver([executor(folder, dtype="bfloat16")], (6,)).run([Sequence(p, 1)]) for p in prompts]
     assert len(alone) == 3
+
+
+def test_a_device_that_is_not_there_is_told_at_once(folder: Path) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(LoadFailed, match="^device cuda: torch"):
+            executor(folder, device="cuda")
+    with pytest.raises(LoadFailed, match="device 'tpu'"):
+        executor(folder, device="tpu")
+    with pytest.raises(LoadFailed, match="dtype 'float16'"):
+        executor(folder, dtype="float16")
+
+
+def test_the_device_stage_answers_as_torch_does(folder: Path) -> None:
+    """Greedy and drawn, in chunks and decodes together, over one stage and two."""
+    answers = []
+    for engine, ends in (("torch", [6]), ("device", [6]), ("device", [2, 6])):
+        stages = [executor(folder, engine=engine) for _ in ends]
+        driver = Driver(stages, ends)
+        prompts = [Sequence([5, 6, 7], 6), Sequence(list(range(30, 50)), 6, 0.9, 12, 0.8, seed=3)]
+        prompts.append(Sequence([9], 6, 1.1, seed=4))
+        answers.append(driver.run(prompts, chunk=8))
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_blocks_of_the_device_stage_are_counted_without_scrap(folder: Path) -> None:
+    made = executor(folder, engine="device", num_blocks=None, kv_memory_mb=1)
+    block_bytes = 2 * 6 * 2 * 4 * 8 * 4
+    assert made.load(WHOLE).num_blocks == (1 << 20) // block_bytes
+    assert made.load(StageSpec(0, 1, 0, 6, 8, 8, 128)).kv_allocated

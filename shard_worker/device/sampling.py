@@ -1,0 +1,68 @@
+"""The sampler's rules on a device, without a look at it: one vectorised pass, no row by itself.
+
+The order of operations is `sampler`'s, number by number; only how the same is calculated differs. Rows that
+want more than temperature, top-k and top-p pass through the sampler's own steps, which may wait for the
+device.
+"""
+
+import numpy as np
+import torch
+
+from shard_worker import sampler
+from shard_worker.executor import StepInputs
+
+
+def sample(
+    logits: torch.Tensor,
+    inputs: StepInputs,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    uniforms: torch.Tensor,
+) -> torch.Tensor:
+    """`logits`: [k, vocabulary], scratch from here on. The columns are `inputs`' on the device: what the host
+    knows decides which operations are needed at all. Returns [k] int64 on the device."""
+    shaping = inputs.shaping
+    if shaping is not None and len(shaping.rows):
+        logits = sampler.shape_logits(logits.float(), shaping)
+    largest = logits.argmax(dim=-1)
+    draws = inputs.temperature > 0
+    if not draws.any():
+        return largest
+    limited = bool((draws & (inputs.top_k > 0) & (inputs.top_k < logits.shape[1])).any())
+    cut = bool((draws & (inputs.top_p < 1)).any())
+    kept = weights(logits, temperature, top_k if limited else None, top_p if cut else None)
+    if shaping is not None:
+        sampler.keep_shapes(kept, np.arange(len(draws)), shaping)
+    drawn = sampler.draw(kept, uniforms)
+    return drawn if draws.all() else torch.where(temperature > 0, drawn, largest)
+
+
+def weights(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
+) -> torch.Tensor:
+    """[k, vocabulary] float32: `sampler.weights` for all rows at once. Rows of temperature 0: anything."""
+    x = logits.float()
+    vocab = x.shape[1]
+    x = x - x.amax(dim=-1, keepdim=True)
+    x /= torch.where(temperature > 0, temperature, 1.0)[:, None]
+    if top_k is not None:
+        place = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long() - 1
+        least = x.sort(dim=-1, descending=True).values.gather(1, place[:, None])
+        x.masked_fill_(x < least, -torch.inf)
+    x.exp_()
+    if top_p is not None:
+        _keep_top_p(x, top_p)
+    return x
+
+
+def _keep_top_p(x: torch.Tensor, top_p: torch.Tensor) -> None:
+    """As many of the likeliest as reach the mass, and all that equal the last of them."""
+    total = x.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    share = top_p.double()[:, None]
+    cutoff = (total * (1 - share) / x.shape[1]).float()  # all below it together weigh less than the rest
+    possible = (x >= cutoff).sum(dim=-1, keepdim=True)
+    ranked = x.sort(dim=-1, descending=True).values
+    mass = ranked.cumsum(dim=-1, dtype=torch.float64)
+    last = torch.minimum((mass < share * total).sum(dim=-1, keepdim=True), possible - 1)
+    x.masked_fill_((x < ranked.gather(1, last)) & (share < 1), 0)

@@ -1,0 +1,328 @@
+"""A stage on a device: `begin` gives a step to the device and returns, `InFlight` waits for what comes out.
+
+A step is packed into one pinned buffer and copied at once; activations come and go in lanes of their own, so
+that a step's results leave while the next one computes. Steps of decodes alone are padded to a few shapes and
+replayed, others run as they come. On the processor all of it runs the same way, with nothing recorded.
+Numbers depend on who shares a step, in the last bits: libraries choose kernels by shape.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shard_worker import sampler
+from shard_worker.attention import device as paged
+from shard_worker.attention.cuda import WORKSPACE_BYTES, WRAPPER_BYTES, best
+from shard_worker.attention.device import AttentionShape, DeviceAttention, DeviceColumns
+from shard_worker.attention.interface import LayerKv
+from shard_worker.attention.pages import StepShape, decode_order, padded, scrap_step, widest_of
+from shard_worker.device.graphs import ROWS, CudaRecorder, Output, PlainRecorder, Recorder, Shapes
+from shard_worker.device.layers import DeviceLayers
+from shard_worker.device.packing import Field, Layout, Sizes, layout_of, pack, sizes_of
+from shard_worker.device.sampling import sample
+from shard_worker.device.staging import DeviceBuffer, Mark, Staging, Turn
+from shard_worker.executor import I64, StepInputs, StepOutput
+from shard_worker.model.stage import NO_BYTES, StageMemory
+from shard_worker.model.stage_weights import StageWeights
+
+NO_IDS = np.empty(0, np.uint32)
+TORCH_TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that the device works on."""
+
+    out: Mark
+    activations: memoryview
+    ids: NDArray[np.int64] | None = None
+    known: StepOutput | None = None
+
+    def result(self) -> StepOutput:
+        """Blocks until it is out; holds until the `staging.TURNS`-th step after it begins."""
+        self.out.wait()
+        if self.known is not None:
+            return self.known
+        return StepOutput(self.activations, NO_IDS if self.ids is None else self.ids.astype(np.uint32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What was enqueued."""
+
+    inputs: StepInputs
+    turn: Turn
+    layout: Layout
+    packed: torch.Tensor
+    hidden: torch.Tensor
+    logits: torch.Tensor | None  # of all rows, where a recorded step computed them
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """What a stage has while it serves: pages, buffers, recordings."""
+
+    memory: StageMemory
+    attention: DeviceAttention
+    staging: Staging
+    shapes: Shapes
+    recorder: Recorder
+    scrap_block: int
+    fixed: DeviceBuffer  # columns of padded steps: stays in place, for recordings read it
+    columns: DeviceBuffer  # of the others
+    entered: torch.Tensor  # [rows, hidden_size] into a padded step, in place too
+
+
+class DeviceStage:
+    def __init__(
+        self,
+        weights: StageWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        quantize: str = "none",
+        recorded: bool = True,
+    ) -> None:
+        """`recorded`: pad steps of decodes and, on CUDA, replay them. Raises LoadFailed."""
+        self.weights, self.dtype, self.device = weights, dtype, device
+        self._recorded = recorded
+        with torch.inference_mode():
+            self._layers = DeviceLayers(weights, dtype, device, quantize)
+        self._row_bytes = weights.hidden_size * dtype.itemsize
+        self._attached: _Attached | None = None
+        self.attention_reason: str | None = None  # why it is plain torch, if it is
+        self._last: _Step | None = None
+
+    # ---- memory ------------------------------------------------------------------------------------------
+
+    def attention_shape(self, block_size_tokens: int) -> AttentionShape:
+        weights = self.weights
+        return AttentionShape(
+            weights.num_heads,
+            weights.num_kv_heads,
+            weights.head_dim,
+            self.dtype,
+            block_size_tokens,
+            weights.score_scale,
+            weights.attention_softcap,
+            tuple(dict.fromkeys(layer.window for layer in weights.layers)),
+        )
+
+    def block_bytes(self, block_size_tokens: int) -> int:
+        return paged.block_bytes(self.attention_shape(block_size_tokens), len(self.weights.layers))
+
+    def allocate(self, num_blocks: int, block_size_tokens: int) -> list[LayerKv]:
+        """One block more than was asked for: the last one is scrap, which padding reads and writes."""
+        shape = self.attention_shape(block_size_tokens)
+        return paged.allocate(shape, len(self.weights.layers), num_blocks + 1, self.device)
+
+    def working_bytes(self, step_tokens_max: int) -> int:
+        """About what the largest step takes: a layer's widest tensors, logits, what attention has."""
+        weights = self.weights
+        widest = max(2 * weights.intermediate_size, (weights.num_heads + 2 * weights.num_kv_heads) * 128)
+        per_token = 4 * (3 * widest + 6 * weights.hidden_size)
+        logits = 16 * weights.vocab_size * min(step_tokens_max, 256) if weights.head is not None else 0
+        wrappers = len(ROWS) * len(self.attention_shape(1).windows) * WRAPPER_BYTES
+        return 2 * per_token * step_tokens_max + logits + wrappers + WORKSPACE_BYTES
+
+    def release(self) -> None:
+        """Lets go of KV pages, buffers and recordings; `attach` comes next."""
+        self._attached = self._last = None
+
+    def attach(self, memory: StageMemory) -> None:
+        """`memory.kv`: of `allocate`."""
+        assert len(memory.kv) == len(self.weights.layers)
+        self.release()
+        size, num_blocks = memory.block_size_tokens, memory.kv[0].keys.shape[1]
+        attention, self.attention_reason = best(self.attention_shape(size), self.device)
+        shapes = Shapes(memory.step_tokens_max, num_blocks, attention.reads_tables)
+        attention.hold(num_blocks, shapes.rows)
+        staging = Staging(self.device, memory.step_tokens_max * self._row_bytes)
+        on_device = self.device.type == "cuda"
+        rows = shapes.rows_max
+        entered = torch.zeros((rows, self.weights.hidden_size), dtype=self.dtype, device=self.device)
+        self._attached = _Attached(
+            memory=memory,
+            attention=attention,
+            staging=staging,
+            shapes=shapes,
+            recorder=CudaRecorder(staging.compute) if on_device else PlainRecorder(),
+            scrap_block=num_blocks - 1,
+            fixed=DeviceBuffer(
+                self.device, layout_of(Sizes(rows, rows, shapes.width_max, rows, rows)).num_bytes
+            ),
+            columns=DeviceBuffer(self.device),
+            entered=entered,
+        )
+        if on_device:
+            torch.cuda.synchronize(self.device)  # what was made so far is not in the order of any lane
+            if self._recorded and not attention.reads_tables:
+                self._record_all(self._attached)
+
+    def _record_all(self, attached: _Attached) -> None:
+        """So that no request waits for it; the largest first, into whose memory the others fit. Where tables
+        are read there are too many shapes: each is recorded when it first comes."""
+        memory = attached.memory
+        for rows in reversed(attached.shapes.rows):
+            if rows <= memory.step_tokens_max:
+                inputs = scrap_step(rows, memory.block_size_tokens, attached.scrap_block)
+                self.run(inputs, memoryview(bytes(rows * self._row_bytes)) if self._takes else NO_BYTES)
+
+    @property
+    def _takes(self) -> bool:
+        """Whether activations come in."""
+        return self.weights.embedding is None
+
+    # ---- a step ------------------------------------------------------------------------------------------
+
+    def begin(self, inputs: StepInputs, activations: memoryview) -> InFlight:
+        """Of at least one token. The caller may reuse `activations` at once. Only one thread begins."""
+        with torch.inference_mode():
+            step = self._enqueue(inputs, activations)
+            staging = self._at.staging
+            if self.weights.head is None:
+                sent = staging.leave(step.turn, step.hidden)
+                return InFlight(step.turn.out, sent)
+            if not len(inputs.sample_rows):
+                staging.end(step.turn)
+                return InFlight(step.turn.out, NO_BYTES)
+            shaping = inputs.shaping
+            if shaping is not None and len(shaping.logprob_rows):
+                return self._told(step)
+            with staging.compute.working():
+                ids = self._sampled(step, self._logits_of(step))
+            told = staging.leave_ids(step.turn, ids)
+            return InFlight(step.turn.out, NO_BYTES, told)
+
+    def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
+        with torch.inference_mode():
+            step = self._enqueue(inputs, activations)
+            sent, staging = NO_BYTES, self._at.staging
+            if self.weights.head is None:
+                sent = staging.leave(step.turn, step.hidden)
+            else:
+                staging.end(step.turn)
+        step.turn.out.wait()
+        return sent
+
+    def logits(self, tokens: I64) -> torch.Tensor:
+        """On the host: for checks."""
+        assert self._last is not None
+        with torch.inference_mode(), self._at.staging.compute.working():
+            at = torch.from_numpy(tokens).to(self.device)
+            return self._layers.logits(self._last.hidden[at]).cpu()
+
+    @property
+    def _at(self) -> _Attached:
+        assert self._attached is not None, "run before attach"
+        return self._attached
+
+    def _enqueue(self, inputs: StepInputs, activations: memoryview) -> _Step:
+        at, num_tokens = self._at, len(inputs.token_ids)
+        assert 0 < num_tokens <= at.memory.step_tokens_max
+        assert self._takes or int(inputs.token_ids.max()) < self.weights.vocab_size
+        size = at.memory.block_size_tokens
+        shape = self._shape_of(inputs)
+        given = inputs if shape is None else padded(inputs, shape, size, at.scrap_block)
+        order = decode_order(given) if shape is None else np.arange(shape.rows, dtype=np.int32)
+        turn = at.staging.take()
+        with at.staging.compute.working():
+            layout, packed = self._bring_columns(given, order, turn, shape)
+            plan = at.attention.plan(given, order, size, shape)
+            entering = self._entering(turn, activations, num_tokens)
+            if entering is not None and shape is not None:
+                at.entered[:num_tokens].copy_(entering)
+                entering = at.entered[: shape.rows]
+
+            def work() -> Output:
+                columns = columns_of(layout, packed)
+                hidden = entering
+                if hidden is None:
+                    hidden = self._layers.embed(_view(packed, layout.token_ids))
+                step = plan.over(columns)
+                hidden = self._layers.through(hidden, columns.positions, step, at.memory.kv)
+                whole = shape is not None and self.weights.head is not None
+                return Output(hidden, self._layers.logits(hidden) if whole else None)
+
+            output = work() if shape is None else at.recorder.run(shape, work)
+        logits = None if output.logits is None else output.logits[:num_tokens]
+        self._last = _Step(inputs, turn, layout, packed, output.hidden[:num_tokens], logits)
+        return self._last
+
+    def _shape_of(self, inputs: StepInputs) -> StepShape | None:
+        """What the step is padded to; None: it runs as it comes."""
+        at = self._at
+        shape = at.shapes.of(inputs, at.memory.block_size_tokens) if self._recorded else None
+        return shape if shape is not None and at.attention.fits(inputs, shape) else None
+
+    def _bring_columns(
+        self, given: StepInputs, order: NDArray[np.int32], turn: Turn, shape: StepShape | None
+    ) -> tuple[Layout, torch.Tensor]:
+        """The one copy of a step's columns, in the computing lane: the step before has read the buffer."""
+        at, width = self._at, 0
+        if at.attention.reads_tables:
+            width = widest_of(given, at.memory.block_size_tokens) if shape is None else shape.width
+        sizes = sizes_of(given, len(order), width, samples=self.weights.head is not None)
+        host = turn.columns.upto(layout_of(sizes).num_bytes)
+        layout = pack(given, order, sizes, host.numpy())
+        there = (at.columns if shape is None else at.fixed).upto(layout.num_bytes)
+        there.copy_(host, non_blocking=True)
+        return layout, there
+
+    def _entering(self, turn: Turn, activations: memoryview, num_tokens: int) -> torch.Tensor | None:
+        """[T, hidden_size] of the stage before; None on the first."""
+        if not self._takes:
+            return None
+        assert activations.nbytes == num_tokens * self._row_bytes
+        return self._at.staging.bring(turn, activations).view(self.dtype).view(num_tokens, -1)
+
+    # ---- the end of the last stage -----------------------------------------------------------------------
+
+    def _logits_of(self, step: _Step) -> torch.Tensor:
+        """[k, vocab_size] of the rows that sample, to be changed."""
+        tokens = _view(step.packed, step.layout.sample_tokens)
+        if step.logits is not None:
+            return step.logits[tokens]
+        return self._layers.logits(step.hidden[tokens])
+
+    def _sampled(self, step: _Step, logits: torch.Tensor) -> torch.Tensor:
+        fields, packed = step.layout, step.packed
+        return sample(
+            logits,
+            step.inputs,
+            _view(packed, fields.temperature),
+            _view(packed, fields.top_k),
+            _view(packed, fields.top_p),
+            _view(packed, fields.uniforms),
+        )
+
+    def _told(self, step: _Step) -> InFlight:
+        """With log probabilities, which are looked at on the host: such a step is waited for."""
+        shaping = step.inputs.shaping
+        assert shaping is not None
+        staging = self._at.staging
+        with staging.compute.working():
+            logits = self._logits_of(step)
+            raw = logits[torch.from_numpy(shaping.logprob_rows).to(self.device)]
+            token_ids = self._sampled(step, logits).cpu().numpy().astype(np.uint32)
+            chosen = token_ids[shaping.logprob_rows].astype(np.int64)
+            known = StepOutput(NO_BYTES, token_ids, sampler.logprobs(raw, chosen, shaping))
+        staging.end(step.turn)
+        return InFlight(step.turn.out, NO_BYTES, known=known)
+
+
+def columns_of(layout: Layout, packed: torch.Tensor) -> DeviceColumns:
+    return DeviceColumns(
+        _view(packed, layout.kv_slots),
+        _view(packed, layout.positions),
+        _view(packed, layout.row_starts),
+        _view(packed, layout.context_lens),
+        _view(packed, layout.decode_order),
+        _view(packed, layout.block_tables),
+    )
+
+
+def _view(packed: torch.Tensor, field: Field) -> torch.Tensor:
+    return packed[field.offset : field.end].view(TORCH_TYPES[field.dtype]).view(field.shape)

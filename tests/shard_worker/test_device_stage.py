@@ -1,0 +1,143 @@
+"""A device's stage on the processor: all of its logic but the kernels, held against the torch stage."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shard_worker.attention.reference import ReferenceAttention
+from shard_worker.device.stage import DeviceStage
+from shard_worker.device.staging import TURNS
+from shard_worker.executor import StepInputs
+from shard_worker.formats import prepared_stage
+from shard_worker.kv_tensors import KvForm, allocate
+from shard_worker.model.layers import Precision
+from shard_worker.model.stage import NO_BYTES, Stage, StageMemory
+from shard_worker.model.stage_weights import Activation, StageWeights
+from shard_worker.model.torch_stage import TorchStage
+from tests.shard_worker import random_stage
+from tests.shard_worker.test_invariance import Tokens, ids, step_inputs
+
+BLOCK, NUM_BLOCKS, STEP_TOKENS = 8, 200, 160
+CPU = torch.device("cpu")
+VARIANTS = {
+    "every option": random_stage.model(),
+    "plain": random_stage.model(plain=True),
+    "gelu": replace(random_stage.model(), activation=Activation.GELU_TANH, attention_scale=0.2),
+}
+
+
+def torch_stage(weights: StageWeights) -> Stage:
+    stage = TorchStage(weights, Precision(torch.float32, torch.float32), ReferenceAttention())
+    kv = allocate(weights, len(weights.layers), NUM_BLOCKS, BLOCK, KvForm(torch.float32))
+    stage.attach(StageMemory(kv, BLOCK, STEP_TOKENS))
+    return stage
+
+
+def device_stage(
+    weights: StageWeights, dtype: torch.dtype = torch.float32, quantize: str = "none", recorded: bool = True
+) -> DeviceStage:
+    stage = DeviceStage(weights, dtype, CPU, quantize=quantize, recorded=recorded)
+    stage.attach(StageMemory(stage.allocate(NUM_BLOCKS, BLOCK), BLOCK, STEP_TOKENS))
+    return stage
+
+
+def steps() -> list[StepInputs]:
+    """Prompts in chunks beside decodes, then decodes alone: as many as a shape has, and fewer."""
+    long, short, third = (
+        Tokens(ids(1, 150), list(range(40, 20, -1))),
+        Tokens(ids(2, 20), [3, 9, 1]),
+        Tokens(ids(3, 40), [60, 50, 70, 90, 80]),
+    )
+    plan = [
+        [(long, 130), (short, 8)],
+        [(short, 1), (long, 10), (third, 30)],
+        [(short, 1), (third, 1), (long, 1)],
+        [(third, 1), (long, 1)],
+        [(long, 1)],
+        [(short, 1), (long, 3), (third, 1)],
+    ]
+    made = []
+    for rows in plan:
+        made.append(step_inputs(rows))
+        for sequence, count in rows:
+            sequence.computed += count
+    return made
+
+
+def logits_of(stages: list[Stage]) -> list[torch.Tensor]:
+    found = []
+    for inputs in steps():
+        carried = NO_BYTES
+        for stage in stages:
+            carried = stage.run(inputs, carried)
+        found.append(stages[-1].logits(np.arange(len(inputs.token_ids))).clone())
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("ends", [(3,), (1, 3)])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_is_the_torch_stage(variant: str, ends: tuple[int, ...], recorded: bool) -> None:
+    parts = random_stage.split(VARIANTS[variant], ends)
+    expected = logits_of([torch_stage(w) for w in parts])
+    ours = logits_of([device_stage(w, recorded=recorded) for w in parts])
+    for mine, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4", "keep"])
+def test_expands_what_is_quantised(quantize: str) -> None:
+    weights = random_stage.model()
+    whole = prepared_stage(weights, "float32", quantize)
+    expected = logits_of([torch_stage(whole)])
+    for mine, theirs in zip(logits_of([device_stage(weights, quantize=quantize)]), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_are_near(dtype: torch.dtype) -> None:
+    weights = random_stage.model()
+    exact, rough = (
+        torch.cat(logits_of([torch_stage(weights)])),
+        torch.cat(logits_of([device_stage(w, dtype) for w in random_stage.split(weights, (2, 3))])),
+    )
+    assert 0 < float((rough - exact).norm() / exact.norm()) < 0.03
+
+
+def test_padding_changes_no_page_of_a_sequence() -> None:
+    """A step of five rows is padded to eight; what padding writes goes into the scrap block alone."""
+    weights = random_stage.model()
+    stage = device_stage(weights)
+    sequences = [Tokens(ids(i, 3), [10 * i + 1]) for i in range(5)]
+    stage.run(step_inputs([(sequence, 2) for sequence in sequences]), NO_BYTES)
+    for sequence in sequences:
+        sequence.computed = 2
+    kv = stage._at.memory.kv
+    before = [layer.keys.clone() for layer in kv]
+    stage.run(step_inputs([(sequence, 1) for sequence in sequences]), NO_BYTES)
+    for layer, old in zip(kv, before, strict=True):
+        changed = (layer.keys != old).any(dim=3).any(dim=0).nonzero().tolist()
+        assert changed == [[sequence.table[0], 2] for sequence in sequences] + [[NUM_BLOCKS, 0]]
+
+
+def test_results_of_steps_under_way_stay_apart() -> None:
+    """`TURNS` steps are begun before the first is asked for."""
+    weights = random_stage.split(random_stage.model(), (1, 3))[0]
+    stage = device_stage(weights)
+    sequences = [Tokens(ids(i, 9), [i + 1, i + 20]) for i in range(TURNS)]
+    inputs = [step_inputs([(sequence, i + 1)]) for i, sequence in enumerate(sequences)]
+    alone = [bytes(stage.run(step, NO_BYTES)) for step in inputs]
+    begun = [stage.begin(step, NO_BYTES) for step in inputs]
+    assert [bytes(step.result().activations) for step in begun] == alone
+
+
+def test_a_stage_takes_and_gives_bytes_of_its_type() -> None:
+    stage = device_stage(random_stage.split(random_stage.model(), (1, 3))[0], torch.bfloat16)
+    sent = stage.begin(step_inputs([(Tokens(ids(1, 3), [4]), 3)]), NO_BYTES).result()
+    assert sent.activations.nbytes == 3 * random_stage.HIDDEN * 2 and not len(sent.token_ids)
+    with pytest.raises(AssertionError):
+        stage.begin(
+            step_inputs([(Tokens(ids(1, STEP_TOKENS + 1), list(range(30))), STEP_TOKENS + 1)]), NO_BYTES
+        )
