@@ -28,7 +28,7 @@ INT_FORMATS = {8: WeightFormat.Q8_0, 4: WeightFormat.Q4_1}
 
 GROUP = 32  # weights that share a scale, in the formats that are made here
 WEIGHT_MAX = 6e4  # scales are float16
-CHUNK_GROUPS = 1024  # quantised at a time, so that the work stays in the processor's cache
+CHUNK_GROUPS = 4096  # quantised at a time, so that the work stays in the processor's cache
 Q4_0_STEPS = (-7.0, -7.4, -7.7, -8.0, -8.3, -8.7, 7.4, 8.0)  # where the largest may fall
 Q4_1_STEPS = (13.0, 13.6, 14.2, 14.6, 15.0, 15.4)  # how many of them the range may span
 
