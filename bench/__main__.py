@@ -52,7 +52,7 @@ def _floor(args: argparse.Namespace) -> None:
 def _peers(args: argparse.Namespace) -> None:
     from bench.peers import match
 
-    setting = match.Setting(rounds=args.rounds)
+    setting = match.Setting(rounds=args.rounds, quiet_wait_s=args.quiet_wait)
     if args.workloads:
         setting = replace(setting, workloads=tuple(args.workloads.split(",")))
     if args.dtypes:
@@ -105,6 +105,7 @@ def main() -> int:
     parser.add_argument(
         "--contestants", help="of the row peers: shoal,vllm,...; the first is held against all"
     )
+    parser.add_argument("--quiet-wait", type=float, default=60.0, help="of the row peers: seconds")
     args = parser.parse_args()
     for row in args.rows or ROWS:
         sys.stdout.write(f"== {row}\n")

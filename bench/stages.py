@@ -14,7 +14,7 @@ from bench.load import Workload
 from bench.peers import weights
 from bench.peers.contestants import Contestant, Shoal, ShoalSetting
 from bench.peers.conversation import Failed
-from bench.peers.match import quiet_round, take_turn
+from bench.peers.match import quiet_round, warm_up
 from bench.peers.turns import Noisy, Turn, figures
 from bench.results_file import Sample, table, write
 from shard_worker.bounds import Bounds
@@ -24,6 +24,7 @@ BATCHES = (16, 32, 64, 128, 256, 512)
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 32
 CACHE_MB = 2048
 REPEATS_MAX = 3
+QUIET_WAIT_S = 60.0
 ONE, TWO = "one", "two"
 
 
@@ -65,11 +66,12 @@ async def measure(model: str, rounds: int) -> tuple[dict[int, list[dict[str, Tur
     try:
         for contestant in contestants.values():
             await contestant.start()
-            await take_turn(contestant, workload(BATCHES[-1]), 999_999)
+            await warm_up(contestant, [workload(BATCHES[-1])])
         for number in range(rounds):
             bounds.append(measure_bounds(2))
             for batch in BATCHES:
-                turns, _ = await quiet_round(contestants, workload(batch), number, REPEATS_MAX)
+                limits = (REPEATS_MAX, QUIET_WAIT_S)
+                turns, _ = await quiet_round(contestants, workload(batch), number, *limits)
                 found.setdefault(batch, []).append(turns)
             sys.stderr.write(f"round {number + 1} of {rounds}\n")
     finally:

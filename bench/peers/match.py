@@ -26,6 +26,7 @@ from bench.peers.turns import (
     complete,
     decode_tokens_per_s,
     figures,
+    is_noisy,
     joined,
     order,
 )
@@ -35,7 +36,9 @@ from shard_worker.bounds import Bounds
 from shard_worker.bounds import measure as measure_bounds
 
 VOCAB_SIZE = 49152
-QUIET_PAUSE_S = 5.0  # before a noisy round is taken again
+LOOK_S = 2.0  # how long the cores are watched to call them quiet
+WARM_UP_TOKENS = 4
+WARM_UP_SEED = 999_999
 # a turn of the shortest workload is several requests, one after another: ticks of 10 ms must not decide
 REPEATS = {"W4": 4}
 MAIN_ROW = "bfloat16"  # its quantities have no dtype in their names
@@ -48,6 +51,7 @@ class Setting:
     contestants: tuple[str, ...] = ("shoal", "vllm", "transformers", "llamacpp", "openvino")
     rounds: int = 5
     repeats_max: int = 3  # of a noisy round
+    quiet_wait_s: float = 60.0  # before each, for the others to leave
     threads: int = 2
     waiting: str = "passive"
     worker_flags: tuple[str, ...] = ()  # more of Shoal's
@@ -95,6 +99,13 @@ async def take_turn(contestant: Contestant, workload: Workload, seed: int) -> Ra
     return ran
 
 
+async def warm_up(contestant: Contestant, workloads: Sequence[Workload]) -> None:
+    """The same shapes once, so that nothing is compiled or taken later. Raises Failed."""
+    for workload in workloads:
+        prompts = draw_prompts(workload, WARM_UP_SEED, VOCAB_SIZE)
+        await contestant.run(prompts, min(workload.output_tokens, WARM_UP_TOKENS))
+
+
 async def take_round(
     contestants: Mapping[str, Contestant], workload: Workload, number: int, seed: int
 ) -> dict[str, Turn]:
@@ -114,18 +125,35 @@ async def take_round(
     return {name: turns[name] for name in contestants}
 
 
+async def until_quiet(wait_s: float) -> None:
+    """Until nobody else uses the cores. Raises Noisy."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + wait_s
+    while True:
+        with watch_others() as others:
+            await asyncio.sleep(LOOK_S)
+        if not is_noisy(others.cores, LOOK_S):
+            return
+        if loop.time() >= give_up_at:
+            raise Noisy(f"others use {others.cores:.2f} cores, for {wait_s:g} s already")
+
+
 async def quiet_round(
-    contestants: Mapping[str, Contestant], workload: Workload, number: int, repeats_max: int
+    contestants: Mapping[str, Contestant],
+    workload: Workload,
+    number: int,
+    repeats_max: int,
+    quiet_wait_s: float,
 ) -> tuple[dict[str, Turn], int]:
     """The first quiet one, and how many were not. Raises Noisy and Failed."""
     for attempt in range(repeats_max + 1):
+        await until_quiet(quiet_wait_s)
         turns = await take_round(contestants, workload, number, number * 100 + attempt)
         noisy = [t for t in turns.values() if t.noisy]
         if not noisy:
             return turns, attempt
         said = ", ".join(f"{t.others_cores:.2f} beside {t.contestant}" for t in noisy)
         sys.stderr.write(f"{workload.name}, round {number + 1}: others used cores: {said}\n")
-        await asyncio.sleep(QUIET_PAUSE_S)
     raise Noisy(f"{workload.name}: others used the cores in {repeats_max + 1} tries of round {number + 1}")
 
 
@@ -141,8 +169,7 @@ async def _stand(setting: Setting, row: Row, folder: Path) -> dict[str, Contesta
             continue
         try:
             row.loaded[name] = await contestant.start()
-            for workload in setting.workloads:  # the same shapes once, so that nothing is compiled later
-                await take_turn(contestant, WORKLOADS[workload], 999_999)
+            await warm_up(contestant, [WORKLOADS[w] for w in setting.workloads])
             contestant.pause()
             standing[name] = contestant
         except Failed as error:
@@ -163,8 +190,9 @@ async def measure(setting: Setting, dtype: str) -> Row:
                 raise Failed(f"{dtype}: too few to compare: {row.failed}")
             for number in range(setting.rounds):
                 row.bounds.append(measure_bounds(setting.threads))
+                limits = (setting.repeats_max, setting.quiet_wait_s)
                 for name in setting.workloads:
-                    turns, tries = await quiet_round(standing, WORKLOADS[name], number, setting.repeats_max)
+                    turns, tries = await quiet_round(standing, WORKLOADS[name], number, *limits)
                     row.rounds.setdefault(name, []).append(turns)
                     row.repeated += tries
                 sys.stderr.write(f"{dtype}: round {number + 1} of {setting.rounds}\n")

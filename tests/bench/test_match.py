@@ -50,17 +50,17 @@ class Fake:
 
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Cores that others use in each turn to come; quiet after that."""
+    """Cores that others use in each turn to come; quiet after that, and between the turns."""
     coming: list[float] = []
 
     @contextmanager
-    def watch(root: int) -> Iterator[Others]:
+    def watch(root: int | None = None) -> Iterator[Others]:
         others = Others()
         yield others
-        others.cores = coming.pop(0) if coming else 0.0
+        others.cores = coming.pop(0) if coming and root is not None else 0.0
 
     monkeypatch.setattr(match, "watch_others", watch)
-    monkeypatch.setattr(match, "QUIET_PAUSE_S", 0.0)
+    monkeypatch.setattr(match, "LOOK_S", 0.0)
     return coming
 
 
@@ -78,14 +78,14 @@ def test_short_workloads_are_repeated_with_new_prompts() -> None:
     assert len({tuple(prompts[0]) for prompts in fake.asked}) == len(fake.asked)
 
 
-def test_missing_tokens_are_a_failure() -> None:
+def test_missing_tokens_are_a_failure(noise: list[float]) -> None:
     with pytest.raises(Failed, match=r"b: shared: \[2, 2\] tokens instead of 3"):
-        asyncio.run(quiet_round({"a": Fake("a"), "b": Fake("b", short=True)}, SHARED, 0, 0))
+        asyncio.run(quiet_round({"a": Fake("a"), "b": Fake("b", short=True)}, SHARED, 0, 0, 0.0))
 
 
 def test_all_get_the_same_prompts_and_stand_still_between(noise: list[float]) -> None:
     fakes = {name: Fake(name) for name in "ab"}
-    turns, repeated = asyncio.run(quiet_round(fakes, SHARED, 1, 0))
+    turns, repeated = asyncio.run(quiet_round(fakes, SHARED, 1, 0, 0.0))
     assert list(turns) == ["a", "b"] and repeated == 0
     assert fakes["a"].asked == fakes["b"].asked
     assert not any(f.running for f in fakes.values())
@@ -94,7 +94,7 @@ def test_all_get_the_same_prompts_and_stand_still_between(noise: list[float]) ->
 def test_a_noisy_round_is_taken_again_with_new_prompts(noise: list[float]) -> None:
     noise += [0.0, 0.9]
     fakes = {name: Fake(name) for name in "ab"}
-    _, repeated = asyncio.run(quiet_round(fakes, SHARED, 0, 3))
+    _, repeated = asyncio.run(quiet_round(fakes, SHARED, 0, 3, 0.0))
     assert repeated == 1
     first, second = fakes["a"].asked[1], fakes["a"].asked[3]
     assert first != second, "the first try's prompts may be cached"
@@ -103,7 +103,20 @@ def test_a_noisy_round_is_taken_again_with_new_prompts(noise: list[float]) -> No
 def test_noise_without_end_is_refused(noise: list[float]) -> None:
     noise += [0.9] * 100
     with pytest.raises(Noisy, match="in 3 tries of round 1"):
-        asyncio.run(quiet_round({name: Fake(name) for name in "ab"}, SHARED, 0, 2))
+        asyncio.run(quiet_round({name: Fake(name) for name in "ab"}, SHARED, 0, 2, 0.0))
+
+
+def test_a_round_waits_for_quiet_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def busy(root: int | None = None) -> Iterator[Others]:
+        yield Others(1.5)
+
+    monkeypatch.setattr(match, "watch_others", busy)
+    monkeypatch.setattr(match, "LOOK_S", 0.1)
+    fakes = {name: Fake(name) for name in "ab"}
+    with pytest.raises(Noisy, match="others use 1.50 cores"):
+        asyncio.run(quiet_round(fakes, SHARED, 0, 3, 0.0))
+    assert not any(f.asked for f in fakes.values())
 
 
 def _row(dtype: str) -> Row:
