@@ -70,6 +70,5 @@ def _paged(heads: KvHeads, num_blocks: int, block_size_tokens: int, form: KvForm
     width = head_dim * (positions + block_size_tokens)
     pages = _zeros((num_blocks, heads.num_kv_heads, width), form.dtype).transpose(0, 1)
     keys, values = pages[..., : head_dim * positions], pages[..., head_dim * positions :]
-    return LayerKv(
-        keys.unflatten(2, (head_dim, positions)), values.unflatten(2, (block_size_tokens, head_dim))
-    )
+    shape = (heads.num_kv_heads, num_blocks)
+    return LayerKv(keys.view(*shape, head_dim, positions), values.view(*shape, block_size_tokens, head_dim))

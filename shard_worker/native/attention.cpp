@@ -152,10 +152,20 @@ template <typename T, int R>
 void panel_over_tile(Panel &panel, const float *queries, float *sums, float *scores, const Strip *strips, int count,
                      int64_t head_dim, int64_t pad, float softcap) {
     constexpr int WIDE = R <= 3 ? 4 : 2;
-    int s = 0;
-    for (; s + WIDE <= count; s += WIDE)
-        scores_of<T, R, WIDE>(queries, head_dim, pad, strips + s, scores + s * LANES);
-    for (; s < count; s++) scores_of<T, R, 1>(queries, head_dim, pad, strips + s, scores + s * LANES);
+    for (int s = 0; s < count;) {
+        // Strips are in step with each other: one more costs less than one alone. What is past the last is not used.
+        const int left = count - s;
+        if (left > 2 && WIDE == 4) {
+            scores_of<T, R, WIDE>(queries, head_dim, pad, strips + s, scores + s * LANES);
+            s += WIDE;
+        } else if (left > 1) {
+            scores_of<T, R, 2>(queries, head_dim, pad, strips + s, scores + s * LANES);
+            s += 2;
+        } else {
+            scores_of<T, R, 1>(queries, head_dim, pad, strips + s, scores + s * LANES);
+            s += 1;
+        }
+    }
     soften(panel, strips, count, softcap, scores);
     int64_t at = 0;
     for (; at + WIDE * LANES <= head_dim; at += WIDE * LANES)
@@ -232,8 +242,8 @@ void unit_over_row(const AttentionShape &shape, const Row<T> &row, const Attenti
         const int count = (int)std::min<int64_t>(TILE_STRIPS, end - tile);
         for (int64_t h = 0; h < unit.heads; h++) {
             Strip strips[TILE_STRIPS];
-            for (int s = 0; s < count; s++) {
-                strips[s] = row.strip(tile + s, unit.head + h);
+            for (int s = 0; s < TILE_STRIPS; s++) {
+                strips[s] = row.strip(tile + std::min(s, count - 1), unit.head + h);
                 if (tile + TILE_STRIPS + s < end) row.prefetch(tile + TILE_STRIPS + s, unit.head + h);
             }
             const bool widened = sizeof(T) < sizeof(float) && panels_a_head >= WIDENED_PANELS;
@@ -253,24 +263,21 @@ void unit_over_row(const AttentionShape &shape, const Row<T> &row, const Attenti
 }
 
 template <typename T>
-void write_kv_as(const AttentionShape &shape, const shoal_step &step, void *pages, const float *qkv, int64_t first,
-                 int64_t end) {
+void write_kv_as(const AttentionShape &shape, const shoal_step &step, void *pages, const float *qkv, int64_t t,
+                 int64_t head, int64_t heads) {
     const int64_t head_dim = shape.head_dim, size = shape.block_size, pad = shape.block_pad();
+    const int64_t page = step.kv_slots[t] / size, within = step.kv_slots[t] % size;
     const v8 largest = set1(FLT_MAX), least = set1(-FLT_MAX);
-    for (int64_t t = first; t < end; t++) {
-        const int64_t page = step.kv_slots[t] / size, within = step.kv_slots[t] % size;
-        const float *k = qkv + t * shape.qkv_width() + shape.heads * head_dim;
+    for (int64_t h = head; h < head + heads; h++) {
+        const float *k = qkv + t * shape.qkv_width() + (shape.heads + h) * head_dim;
         const float *v = k + shape.kv_heads * head_dim;
-        T *keys = (T *)pages + page * shape.page_size() + within;
-        T *values = (T *)pages + page * shape.page_size() + shape.key_size() + within * head_dim;
-        for (int64_t h = 0; h < shape.kv_heads; h++, k += head_dim, v += head_dim) {
-            for (int64_t d = 0; d < head_dim; d++) store1(keys + d * pad, k[d]);
-            for (int64_t d = 0; d < head_dim; d += LANES) {
-                v8 x = load(v + d);
-                x = choose(x == x, x, set1(0.0f));
-                store(values + d, max(min(x, largest), least));
-            }
-            keys += shape.head_size(), values += shape.head_size();
+        T *keys = (T *)pages + page * shape.page_size() + h * shape.head_size();
+        T *values = keys + shape.key_size() + within * head_dim;
+        for (int64_t d = 0; d < head_dim; d++) store1(keys + d * pad + within, k[d]);
+        for (int64_t d = 0; d < head_dim; d += LANES) {
+            v8 x = load(v + d);
+            x = choose(x == x, x, set1(0.0f));
+            store(values + d, max(min(x, largest), least));
         }
     }
 }
@@ -362,9 +369,9 @@ size_t attention_scratch_bytes(const AttentionShape &shape) {
     return panels * sizeof(Panel) + sizeof(float) * (2 * (panels * PANEL + TILE) * shape.head_dim + PANEL * TILE) + 64;
 }
 
-void write_kv(const AttentionShape &shape, const shoal_step &step, void *pages, const float *qkv, int64_t first,
-              int64_t end) {
-    (shape.narrow ? write_kv_as<bf16> : write_kv_as<float>)(shape, step, pages, qkv, first, end);
+void write_kv(const AttentionShape &shape, const shoal_step &step, void *pages, const float *qkv, int64_t t,
+              int64_t head, int64_t heads) {
+    (shape.narrow ? write_kv_as<bf16> : write_kv_as<float>)(shape, step, pages, qkv, t, head, heads);
 }
 
 void attend(const AttentionShape &shape, const shoal_step &step, const void *pages, int64_t window,

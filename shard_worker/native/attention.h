@@ -36,10 +36,10 @@ int64_t cut_units(const AttentionShape &shape, const shoal_step &step, int threa
 // Bytes that one thread needs.
 size_t attention_scratch_bytes(const AttentionShape &shape);
 
-// Writes tokens [first, end) of the step into their slots: keys as they are, values with what overflowed cut to the
-// largest number, for 0 * infinity in a masked place would reach the block's next owner.
-void write_kv(const AttentionShape &shape, const shoal_step &step, void *pages, const float *qkv, int64_t first,
-              int64_t end);
+// Writes a token's KV heads [head, head + heads) into its slot: keys as they are, values with what overflowed cut to
+// the largest number, for 0 * infinity in a masked place would reach the block's next owner.
+void write_kv(const AttentionShape &shape, const shoal_step &step, void *pages, const float *qkv, int64_t t,
+              int64_t head, int64_t heads);
 
 // The query heads of a unit, for each of its tokens, over the row's blocks up to the token.
 void attend(const AttentionShape &shape, const shoal_step &step, const void *pages, int64_t window,

@@ -19,19 +19,43 @@ namespace {
 
 using namespace shoal;
 
-constexpr int64_t BLOCK_ROWS = 64;       // rows that a thread takes at once
-constexpr int64_t PIECES_A_THREAD = 4;   // of a product's outputs: who is interrupted leaves the rest to others
+constexpr int64_t BLOCK_ROWS = 64;     // rows that a thread takes at once
+constexpr int64_t PANEL_OUTPUTS = 16;  // linear.h shares out outputs in whole panels
+constexpr int64_t PIECE_PANELS = 4;    // of a product that a thread takes at once, at least
+constexpr int64_t PIECES_MAX = 32;     // of one matrix
 constexpr int64_t ALIGNMENT = 64;
+
+// A share of one of a map's matrices.
+struct Piece {
+    const shoal_linear *matrix;
+    int64_t part, parts;
+    int64_t at;          // the matrix's first among the map's outputs
+    int64_t first, end;  // the piece's among the matrix's outputs
+};
 
 struct Map {
     std::vector<const shoal_linear *> matrices;
+    std::vector<Piece> pieces;
     const float *bias = nullptr;
-    int64_t outputs = 0;
 
     Map() = default;
 
     explicit Map(const shoal_map &map) : matrices(map.matrices, map.matrices + map.count), bias(map.bias) {
-        for (const shoal_linear *matrix : matrices) outputs += shoal_linear_outputs(matrix);
+        int64_t at = 0;
+        for (const shoal_linear *matrix : matrices) {
+            const int64_t outputs = shoal_linear_outputs(matrix), panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
+            const int64_t parts = std::clamp<int64_t>(panels / PIECE_PANELS, 1, PIECES_MAX);
+            for (int64_t i = 0; i < parts; i++)
+                pieces.push_back({matrix, i, parts, at, panels * i / parts * PANEL_OUTPUTS,
+                                  std::min(outputs, panels * (i + 1) / parts * PANEL_OUTPUTS)});
+            at += outputs;
+        }
+    }
+
+    // Two matrices whose outputs belong together one by one, as gate and up do.
+    bool pairs(int64_t outputs) const {
+        return matrices.size() == 2 && shoal_linear_outputs(matrices[0]) == outputs &&
+               shoal_linear_outputs(matrices[1]) == outputs;
     }
 
     size_t scratch_bytes(int64_t rows) const {
@@ -40,12 +64,17 @@ struct Map {
         return most;
     }
 
-    void run(bool int8, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy, int64_t part, int64_t parts,
+    void run(const Piece &piece, bool int8, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy,
              void *scratch) const {
+        (int8 ? shoal_linear_run_int8 : shoal_linear_run)(piece.matrix, x, ldx, rows, y + piece.at, ldy,
+                                                          bias ? bias + piece.at : nullptr, (int)piece.part,
+                                                          (int)piece.parts, scratch);
+    }
+
+    void run_all(bool int8, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy, void *scratch) const {
         int64_t at = 0;
         for (const shoal_linear *matrix : matrices) {
-            (int8 ? shoal_linear_run_int8 : shoal_linear_run)(matrix, x, ldx, rows, y + at, ldy, bias ? bias + at : nullptr,
-                                                              (int)part, (int)parts, scratch);
+            run({matrix, 0, 1, at, 0, 0}, int8, x, ldx, rows, y, ldy, scratch);
             at += shoal_linear_outputs(matrix);
         }
     }
@@ -133,8 +162,8 @@ struct shoal_stage {
     int64_t qkv_width() const { return shape.qkv_width(); }
     int64_t mixed_width() const { return c.heads * c.head_dim; }
     void *scratch_of(int part) const { return scratch + part * scratch_bytes; }
+    bool decodes_only() const { return step->num_rows == step->num_tokens; }
     bool by_rows() const { return step->num_tokens >= 2 * BLOCK_ROWS; }
-    int64_t pieces() const { return threads == 1 ? 1 : threads * PIECES_A_THREAD; }
 
     void attach(const shoal_stage_memory &memory);
     void run(int part);
@@ -152,11 +181,12 @@ private:
     void enter(int64_t t);
     void leave(int64_t t);
     void product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int part, Clock &clock);
-    void turn(const Layer &layer, size_t index, int64_t t);
+    void gates_of_all(const Layer &layer, int part, Clock &clock);
+    void turn(const Layer &layer, size_t index, int64_t t, int64_t head, int64_t heads);
     void attend_all(const Layer &layer, size_t index, int part, Clock &clock);
     void after_attention(const Layer &layer, int64_t t, const float *row);
     void after_mlp(size_t index, int64_t t, const float *row);
-    void activate(float *row) const;
+    void activate(float *row, int64_t first, int64_t end) const;
     void by_outputs(int part, Clock &clock);
     void rows_before(size_t index, int64_t first, int64_t end, int part, Clock &clock);
     void rows_after(size_t index, int64_t first, int64_t end, int part, Clock &clock);
@@ -219,20 +249,20 @@ void shoal_stage::leave(int64_t t) {
         std::copy(row, row + c.hidden, (float *)step->activations_out + t * c.hidden);
 }
 
-// Queries and keys are normed and rotated; keys and values go to their slots.
-void shoal_stage::turn(const Layer &layer, size_t index, int64_t t) {
+// Under KV heads [head, head + heads): queries and keys are normed and rotated, keys and values go to their slots.
+void shoal_stage::turn(const Layer &layer, size_t index, int64_t t, int64_t head, int64_t heads) {
     float *row = qkv + t * qkv_width();
     const float *at = turns;
     for (int64_t i = 0; i < layer.norms.rope; i++) at += tokens_max * ropes[i].rotary_dim;
-    const int64_t half = ropes[layer.norms.rope].rotary_dim / 2;
+    const int64_t half = ropes[layer.norms.rope].rotary_dim / 2, group = shape.group();
     const float *cosines = at + t * 2 * half;
-    for (int64_t h = 0; h < c.heads + c.kv_heads; h++) {
-        float *head = row + h * c.head_dim;
-        const float *norm = h < c.heads ? layer.norms.q_norm : layer.norms.k_norm;
-        if (norm) rms_norm(head, norm, c.rms_eps, c.head_dim, head);
-        rotate(head, cosines, cosines + half, half);
-    }
-    write_kv(shape, *step, pages[index], qkv, t, t + 1);
+    auto turned = [&](float *x, const float *norm) {
+        if (norm) rms_norm(x, norm, c.rms_eps, c.head_dim, x);
+        rotate(x, cosines, cosines + half, half);
+    };
+    for (int64_t h = head * group; h < (head + heads) * group; h++) turned(row + h * c.head_dim, layer.norms.q_norm);
+    for (int64_t h = head; h < head + heads; h++) turned(row + (c.heads + h) * c.head_dim, layer.norms.k_norm);
+    write_kv(shape, *step, pages[index], qkv, t, head, heads);
 }
 
 void shoal_stage::after_attention(const Layer &layer, int64_t t, const float *row) {
@@ -257,8 +287,8 @@ void shoal_stage::after_mlp(size_t index, int64_t t, const float *row) {
         rms_norm(to, layers[index + 1].norms.attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
 }
 
-void shoal_stage::activate(float *row) const {
-    (c.activation == SHOAL_SILU ? silu_times : gelu_times)(row, row + c.inner, c.inner);
+void shoal_stage::activate(float *row, int64_t first, int64_t end) const {
+    (c.activation == SHOAL_SILU ? silu_times : gelu_times)(row + first, row + c.inner + first, end - first);
 }
 
 void shoal_stage::attend_all(const Layer &layer, size_t index, int part, Clock &clock) {
@@ -266,6 +296,7 @@ void shoal_stage::attend_all(const Layer &layer, size_t index, int part, Clock &
     share(num_units, [&](int64_t i) {
         const AttentionUnit *unit = units + (num_units - 1 - i);
         if (i + threads < num_units) prefetch(shape, *step, pages[index], layer.norms.window, unit[-threads]);
+        if (decodes_only()) turn(layer, index, unit->first, unit->head, unit->heads);
         attend(shape, *step, pages[index], layer.norms.window, *unit, qkv, mixed, scratch_of(part));
     });
     clock.spent(SHOAL_TIME_ATTENTION);
@@ -275,9 +306,31 @@ void shoal_stage::attend_all(const Layer &layer, size_t index, int part, Clock &
 // ---- few tokens: products by outputs -------------------------------------------------------------------------------
 
 void shoal_stage::product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int part, Clock &clock) {
-    const int64_t n = pieces();
-    share(n, [&](int64_t i) { map.run(c.int8 != 0, x, ldx, step->num_tokens, y, ldy, i, n, scratch_of(part)); });
+    share(map.pieces.size(), [&](int64_t i) {
+        map.run(map.pieces[i], c.int8 != 0, x, ldx, step->num_tokens, y, ldy, scratch_of(part));
+    });
     clock.spent(SHOAL_TIME_PRODUCTS);
+    wait(clock);
+}
+
+// Gate and up, and the one's activation times the other: at once, where they are matrices of their own.
+void shoal_stage::gates_of_all(const Layer &layer, int part, Clock &clock) {
+    const int64_t n = step->num_tokens, ld = 2 * c.inner;
+    const Map &map = layer.gate_up;
+    if (!map.pairs(c.inner)) {
+        product(map, normed, c.hidden, gates, ld, part, clock);
+        share(n, [&](int64_t t) { activate(gates + t * ld, 0, c.inner); });
+    } else {
+        const int64_t pairs = (int64_t)map.pieces.size() / 2;
+        share(pairs, [&](int64_t i) {
+            const Piece &gate = map.pieces[i];
+            for (const Piece *piece : {&gate, &map.pieces[pairs + i]})
+                map.run(*piece, c.int8 != 0, normed, c.hidden, n, gates, ld, scratch_of(part));
+            for (int64_t t = 0; t < n; t++) activate(gates + t * ld, gate.first, gate.end);
+        });
+        clock.spent(SHOAL_TIME_PRODUCTS);
+    }
+    clock.spent(SHOAL_TIME_NORMS);
     wait(clock);
 }
 
@@ -291,12 +344,11 @@ void shoal_stage::by_outputs(int part, Clock &clock) {
     for (size_t i = 0; i < layers.size(); i++) {
         const Layer &layer = layers[i];
         product(layer.qkv, normed, c.hidden, qkv, qkv_width(), part, clock);
-        each_row([&](int64_t t) { turn(layer, i, t); });
+        if (!decodes_only()) each_row([&](int64_t t) { turn(layer, i, t, 0, c.kv_heads); });
         attend_all(layer, i, part, clock);
         product(layer.out, mixed, mixed_width(), added, c.hidden, part, clock);
         each_row([&](int64_t t) { after_attention(layer, t, added + t * c.hidden); });
-        product(layer.gate_up, normed, c.hidden, gates, 2 * c.inner, part, clock);
-        each_row([&](int64_t t) { activate(gates + t * 2 * c.inner); });
+        gates_of_all(layer, part, clock);
         product(layer.down, gates, 2 * c.inner, added, c.hidden, part, clock);
         each_row([&](int64_t t) { after_mlp(i, t, added + t * c.hidden); });
     }
@@ -306,10 +358,11 @@ void shoal_stage::by_outputs(int part, Clock &clock) {
 
 void shoal_stage::rows_before(size_t index, int64_t first, int64_t end, int part, Clock &clock) {
     const Layer &layer = layers[index];
-    layer.qkv.run(c.int8 != 0, normed + first * c.hidden, c.hidden, end - first, qkv + first * qkv_width(), qkv_width(), 0, 1,
-                  scratch_of(part));
+    layer.qkv.run_all(c.int8 != 0, normed + first * c.hidden, c.hidden, end - first, qkv + first * qkv_width(), qkv_width(),
+                      scratch_of(part));
     clock.spent(SHOAL_TIME_PRODUCTS);
-    for (int64_t t = first; t < end; t++) turn(layer, index, t);
+    if (decodes_only()) return;  // the attention does it
+    for (int64_t t = first; t < end; t++) turn(layer, index, t, 0, c.kv_heads);
     clock.spent(SHOAL_TIME_NORMS);
 }
 
@@ -318,15 +371,15 @@ void shoal_stage::rows_after(size_t index, int64_t first, int64_t end, int part,
     const int64_t rows = end - first;
     float *sums = added + part * BLOCK_ROWS * c.hidden, *inner = gates + part * BLOCK_ROWS * 2 * c.inner;
     void *own = scratch_of(part);
-    layer.out.run(c.int8 != 0, mixed + first * mixed_width(), mixed_width(), rows, sums, c.hidden, 0, 1, own);
+    layer.out.run_all(c.int8 != 0, mixed + first * mixed_width(), mixed_width(), rows, sums, c.hidden, own);
     clock.spent(SHOAL_TIME_PRODUCTS);
     for (int64_t t = 0; t < rows; t++) after_attention(layer, first + t, sums + t * c.hidden);
     clock.spent(SHOAL_TIME_NORMS);
-    layer.gate_up.run(c.int8 != 0, normed + first * c.hidden, c.hidden, rows, inner, 2 * c.inner, 0, 1, own);
+    layer.gate_up.run_all(c.int8 != 0, normed + first * c.hidden, c.hidden, rows, inner, 2 * c.inner, own);
     clock.spent(SHOAL_TIME_PRODUCTS);
-    for (int64_t t = 0; t < rows; t++) activate(inner + t * 2 * c.inner);
+    for (int64_t t = 0; t < rows; t++) activate(inner + t * 2 * c.inner, 0, c.inner);
     clock.spent(SHOAL_TIME_NORMS);
-    layer.down.run(c.int8 != 0, inner, 2 * c.inner, rows, sums, c.hidden, 0, 1, own);
+    layer.down.run_all(c.int8 != 0, inner, 2 * c.inner, rows, sums, c.hidden, own);
     clock.spent(SHOAL_TIME_PRODUCTS);
     for (int64_t t = 0; t < rows; t++) after_mlp(index, first + t, sums + t * c.hidden);
     clock.spent(SHOAL_TIME_NORMS);
@@ -367,9 +420,8 @@ void shoal_stage::run_head(int part) {
         rms_norm(hidden + places[i] * c.hidden, c.head_norm, c.rms_eps, c.hidden, normed + i * c.hidden);
     });
     barrier.wait();
-    const int64_t n = pieces() * 4;
-    share(n, [&](int64_t i) {
-        head.run(c.int8 != 0, normed, c.hidden, num_places, logits, c.vocab, i, n, scratch_of(part));
+    share(head.pieces.size(), [&](int64_t i) {
+        head.run(head.pieces[i], c.int8 != 0, normed, c.hidden, num_places, logits, c.vocab, scratch_of(part));
     });
     barrier.wait();
     if (c.logit_softcap != 0.0f) share(num_places, [&](int64_t i) { cap_row(logits + i * c.vocab, c.logit_softcap, c.vocab); });
@@ -435,7 +487,7 @@ int shoal_attention(shoal_pool *pool, const shoal_step *step, void *pages, const
     const int threads = shoal_pool_threads(pool);
     call.units.resize(cut_units(call.shape, *step, threads, call.units.data()));
     call.scratch.resize(attention_scratch_bytes(call.shape) * threads);
-    write_kv(call.shape, *step, pages, qkv, 0, step->num_tokens);
+    for (int64_t t = 0; t < step->num_tokens; t++) write_kv(call.shape, *step, pages, qkv, t, 0, config->kv_heads);
     shoal_pool_run(
         pool,
         [](void *arg, int part, int parts) {

@@ -32,9 +32,14 @@ SHOAL_INLINE v8 load(const float *p) {
 }
 
 SHOAL_INLINE v8 load(const bf16 *p) {
+#if defined(__AVX2__)  // the compiler takes two halves and joins them
+    const __m128i narrow = _mm_loadu_si128((const __m128i *)p);
+    return (v8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16);
+#else
     h8 narrow;
     memcpy(&narrow, p, sizeof narrow);
     return (v8)(__builtin_convertvector(narrow, u8) << 16);
+#endif
 }
 
 SHOAL_INLINE void store(float *p, v8 x) { memcpy(p, &x, sizeof x); }
@@ -86,9 +91,10 @@ SHOAL_INLINE float sum(v8 x) {
 }
 
 SHOAL_INLINE float max(v8 x) {
-    float best = x[0];
-    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
-    return best;
+    const float a = x[0] > x[4] ? x[0] : x[4], b = x[1] > x[5] ? x[1] : x[5];
+    const float c = x[2] > x[6] ? x[2] : x[6], d = x[3] > x[7] ? x[3] : x[7];
+    const float e = a > c ? a : c, f = b > d ? b : d;
+    return e > f ? e : f;
 }
 
 // e^x within 2 units in the last place; exactly 0 below -87.3, exactly 1 at 0; largest finite power above 88.3.
