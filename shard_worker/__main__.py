@@ -40,15 +40,21 @@ def build_executor(config: Config) -> Executor:
             quantize=config.quantize,
             engine=config.engine,
             threads=config.threads,
+            context_len=config.context_len,
             kv_memory_mb=config.kv_memory_mb,
             num_blocks=config.num_blocks,
+            device=config.device,
+            device_memory=config.device_memory,
             digest_cache_dir=config.digest_cache_dir,
         )
     )
     if config.measure_costs:
         folder = Path(config.digest_cache_dir) if config.digest_cache_dir else user_cache_dir() / "costs"
-        conditions = (config.dtype, config.threads, config.engine)
-        costs = known_or_measured(executor, executor.checkpoint, conditions, folder, time.process_time)
+        conditions: tuple[object, ...] = (config.dtype, config.threads, config.engine)
+        clock = time.process_time
+        if executor.device.type != "cpu":  # which works while the processor does nothing
+            conditions, clock = (*conditions, executor.device_name), time.perf_counter
+        costs = known_or_measured(executor, executor.checkpoint, conditions, folder, clock)
         executor.take_costs(costs.head_cost_layers)
     return executor
 

@@ -82,11 +82,12 @@ def model_name(model: str, path: Path) -> str:
     return path.name if path.is_dir() else path.stem
 
 
-def open_checkpoint(path: Path) -> GgufCheckpoint | HfCheckpoint:
-    """Raises LoadFailed."""
+def open_checkpoint(path: Path, context_len: int = 0) -> GgufCheckpoint | HfCheckpoint:
+    """`context_len`: to serve instead of the model's own. Raises LoadFailed."""
     if path.suffix in PICKLED and not path.is_dir():
         raise LoadFailed(f"{path} is a pickle, which is never opened: convert it to safetensors")
     checkpoint = HfCheckpoint(path) if path.is_dir() else GgufCheckpoint(path)
+    checkpoint.config = checkpoint.config.serving(context_len)
     found, wanted = checkpoint.layers_found, checkpoint.config.num_layers
     if 0 < found < wanted:  # a stage that has other layers would not miss them
         raise LoadFailed(f"{path}: holds {found} layers, the configuration says {wanted}")

@@ -4,10 +4,10 @@ Everything that would change the numbers is either understood or refused: no key
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shard_worker.executor import LoadFailed
-from shard_worker.model.rope import RopeConfig
+from shard_worker.model.rope import LongRope, RopeConfig
 from shard_worker.model.stage_weights import Activation
 
 SIZE_MAX = 1 << 24
@@ -39,6 +39,7 @@ class ModelConfig:
     final_softcap: float = 0.0
     norm_offset: float = 0.0  # what norms add to the stored weight
     params_per_layer: int | None = None  # None: after the sizes
+    context_len_limit: int | None = None  # what may be asked for; None: context_len_max
 
     def __post_init__(self) -> None:
         """Raises LoadFailed."""
@@ -74,6 +75,21 @@ class ModelConfig:
             return self.params_per_layer
         attention = self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         return self.hidden_size * (attention + 3 * self.intermediate_size)
+
+    def serving(self, context_len: int) -> "ModelConfig":
+        """The same model for contexts of that length; 0: of its own. Raises LoadFailed."""
+        limit = self.context_len_limit or self.context_len_max
+        if not context_len:
+            return self
+        if not 2 <= context_len <= limit:
+            raise LoadFailed(f"context_len {context_len}: this model serves 2 to {limit} tokens")
+        return replace(self, context_len_max=context_len)
+
+    @property
+    def stretched(self) -> bool:
+        """Whether it calculates with the long ones of its rope's two sets: then it is another model."""
+        scaling = self.rope.scaling if self.rope is not None else None
+        return isinstance(scaling, LongRope) and self.context_len_max > scaling.original_context_len
 
     def window_of(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

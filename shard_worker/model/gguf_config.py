@@ -60,6 +60,7 @@ def config_from_gguf(
         intermediate_size=whole(keys, "feed_forward_length"),
         vocab_size=vocab_size,
         context_len_max=_context_len(keys, rope),
+        context_len_limit=whole(keys, "context_length"),
         rms_eps=number(keys, "attention.layer_norm_rms_epsilon"),
         rope=rope,
         windowed_rope=windowed_rope if family == "gemma3_text" else None,

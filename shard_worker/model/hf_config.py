@@ -85,6 +85,7 @@ def config_from_hf(raw: Settings) -> ModelConfig:
         intermediate_size=whole(raw, "intermediate_size"),
         vocab_size=whole(raw, "vocab_size"),
         context_len_max=_context_len(raw, rope),
+        context_len_limit=whole(raw, "max_position_embeddings"),
         rms_eps=number(raw, "rms_norm_eps", 1e-6),
         rope=rope,
         windowed_rope=windowed_rope,

@@ -2,8 +2,9 @@
 
 Formulas are those of transformers (modeling_rope_utils.py). A model serves one set of frequencies, so that
 what the cache holds never changes its meaning. Longrope has two, and transformers computes a sequence anew
-with the long ones once it outgrows the original context: here the short ones serve a context of up to the
-original length, the long ones any longer one, as `context_len_max` of the model says.
+with the long ones once it outgrows the original context. Here a model serves up to the original length with
+the short ones, and gives transformers' numbers; who asks for a longer context (`context_len`) has the long
+ones for every sequence, which are transformers' numbers for those that are longer than the original.
 """
 
 import math

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 
 from shard_worker.attention.cpu import CpuAttention
@@ -15,6 +16,8 @@ from shard_worker.model.stage import Stage, StageMemory
 from shard_worker.model.stage_weights import StageWeights
 from shard_worker.model.tensors import TensorSource
 from shard_worker.model.torch_stage import TorchStage
+from shard_worker.native import library
+from shard_worker.native_stage import NativeStage, unsupported
 
 FLOAT32 = Precision(torch.float32, torch.float32)
 # Each makes a stage that computes in float32.
@@ -22,6 +25,18 @@ STAGES: dict[str, Callable[[StageWeights], Stage]] = {
     "torch": lambda weights: TorchStage(weights, FLOAT32, CpuAttention()),
     "torch, plain attention": lambda weights: TorchStage(weights, FLOAT32, ReferenceAttention()),
 }
+COMPILED = library.native()
+
+
+def native(weights: StageWeights) -> Stage:
+    assert COMPILED is not None
+    if (reason := unsupported(weights)) is not None:
+        pytest.skip(reason)
+    return NativeStage(weights, COMPILED, dtype="float32")
+
+
+if COMPILED is not None:
+    STAGES["native"] = native
 
 
 class StageExecutor:

@@ -129,3 +129,18 @@ def test_tokens_and_logits_are_those_of_transformers(expected: Expected, stage: 
         seen = torch.stack(executors[-1].logits)
         for logits in expected.logits:
             assert float((seen - logits).abs().amax(-1).min()) < 1e-5 * scale
+
+
+@pytest.mark.parametrize("length", [20, 40])
+def test_longrope_beyond_the_original_context(tmp_path: Path, length: int) -> None:
+    """Asked for a longer context a model has the long factors, as transformers has for longer sequences."""
+    changes: dict[str, Any] = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}
+    model = tiny_models.make_small(tmp_path, "phi3", **changes)
+    prompt = np.random.default_rng(6).integers(3, tiny_models.SMALL_VOCAB, length).tolist()
+    output, margin = tiny_models.greedy(model, prompt, NUM_OUTPUT)
+    assert margin > tiny_models.MARGIN_MIN
+    stretched = length > 32
+    checkpoint = open_checkpoint(tmp_path, 128 if stretched else 0)
+    assert checkpoint.config.stretched == stretched
+    pipeline = Driver([StageExecutor(checkpoint, STAGES["torch"])], (LAYERS,))
+    assert pipeline.run([Sequence(prompt, NUM_OUTPUT)]) == [output]

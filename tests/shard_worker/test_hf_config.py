@@ -135,7 +135,7 @@ def test_gemma3_of_before_the_new_names(tmp_path: Path) -> None:
         rope_scaling={"rope_type": "linear", "factor": 8.0},
         sliding_window_pattern=3,
     )
-    assert made.windowed_rope == RopeConfig(2e3, 256)
+    assert made.rope is not None and made.windowed_rope == RopeConfig(2e3, 256)
     assert made.rope.theta == 5e5 and made.rope.scaling is not None
     assert [w is None for w in made.windows] == [False, False, True] * 2
     assert np.allclose(rope_of(made.rope, 256).frequencies[0], 1 / 8)
@@ -149,10 +149,15 @@ def test_yarn_scales_attention_by_the_logarithm_of_its_factor() -> None:
 def test_longrope_serves_one_set_of_factors() -> None:
     """By default the short one, within the original context; the long one when a longer context is asked."""
     made = config("phi3", rope_scaling=LONG, original_max_position_embeddings=64)
-    assert isinstance(made.rope.scaling, LongRope)
+    assert made.rope is not None and isinstance(made.rope.scaling, LongRope)
     assert made.context_len_max == 64
     short, long = rope_of(made.rope, 64), rope_of(made.rope, 65)
     assert np.allclose(short.frequencies / long.frequencies, 2.0)
+    assert not made.serving(64).stretched and made.serving(65).stretched
+    assert made.serving(0) == made and made.serving(256).context_len_max == 256
+    for context_len in (1, 257):
+        with pytest.raises(LoadFailed, match="this model serves 2 to 256 tokens"):
+            made.serving(context_len)
     assert short.scale == long.scale == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
 
 

@@ -1,6 +1,7 @@
 """What a stage may count on: residence, sizes, buffers, refusals."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +38,20 @@ def test_facts(folder: Path) -> None:
     card = parse_card(facts.card)
     assert (card.name, card.model_digest, card.num_layers) == ("mine", facts.digest, 6)
     assert executor(folder, dtype="bfloat16").facts.activation_bytes == 48 * 2
+
+
+def test_a_context_is_what_was_asked_for(folder: Path, tmp_path: Path) -> None:
+    assert executor(folder, context_len=128).facts.context_len_max == 128
+    with pytest.raises(LoadFailed, match="context_len 257: this model serves 2 to 256 tokens"):
+        executor(folder, context_len=257)
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4} | factors
+    changes: dict[str, Any] = {"rope_parameters": longrope, "original_max_position_embeddings": 32}
+    tiny_models.make_small(tmp_path, "phi3", **changes)
+    tiny_models.save_tokenizer(tmp_path, tiny_models.SMALL_VOCAB)
+    short, same, long = (executor(tmp_path, context_len=n).facts for n in (0, 16, 100))
+    assert (short.context_len_max, long.context_len_max) == (32, 100)
+    assert short.digest == same.digest != long.digest  # other numbers: of another model
 
 
 def test_kv_memory_decides_the_blocks(folder: Path) -> None:
