@@ -14,11 +14,10 @@ from bench.load import Workload
 from bench.peers import weights
 from bench.peers.contestants import Contestant, Shoal, ShoalSetting
 from bench.peers.conversation import Failed
-from bench.peers.match import quiet_round, warm_up
+from bench.peers.match import quiet_bounds, quiet_round, warm_up
 from bench.peers.turns import Noisy, Turn, figures
 from bench.results_file import Sample, table, write
 from shard_worker.bounds import Bounds
-from shard_worker.bounds import measure as measure_bounds
 
 BATCHES = (16, 32, 64, 128, 256, 512)
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 32
@@ -68,9 +67,9 @@ async def measure(model: str, rounds: int) -> tuple[dict[int, list[dict[str, Tur
             await contestant.start()
             await warm_up(contestant, [workload(BATCHES[-1])])
         for number in range(rounds):
-            bounds.append(measure_bounds(2))
+            limits = (REPEATS_MAX, QUIET_WAIT_S)
+            bounds.append(await quiet_bounds(2, *limits))
             for batch in BATCHES:
-                limits = (REPEATS_MAX, QUIET_WAIT_S)
                 turns, _ = await quiet_round(contestants, workload(batch), number, *limits)
                 found.setdefault(batch, []).append(turns)
             sys.stderr.write(f"round {number + 1} of {rounds}\n")

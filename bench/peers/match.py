@@ -8,6 +8,7 @@ is reported. A contestant that can't run here is reported with its error and lef
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,6 +158,18 @@ async def quiet_round(
     raise Noisy(f"{workload.name}: others used the cores in {repeats_max + 1} tries of round {number + 1}")
 
 
+async def quiet_bounds(threads: int, repeats_max: int, quiet_wait_s: float) -> Bounds:
+    """Raises Noisy."""
+    for _ in range(repeats_max + 1):
+        await until_quiet(quiet_wait_s)
+        begun = time.perf_counter()
+        with watch_others() as others:
+            bounds = measure_bounds(threads)
+        if not is_noisy(others.cores, time.perf_counter() - begun):
+            return bounds
+    raise Noisy(f"others used {others.cores:.2f} cores while the machine's bounds were measured")
+
+
 async def _stand(setting: Setting, row: Row, folder: Path) -> dict[str, Contestant]:
     """All that can run, warm and stopped; why the others can't is noted."""
     standing: dict[str, Contestant] = {}
@@ -189,8 +202,8 @@ async def measure(setting: Setting, dtype: str) -> Row:
             if len(standing) < 2:
                 raise Failed(f"{dtype}: too few to compare: {row.failed}")
             for number in range(setting.rounds):
-                row.bounds.append(measure_bounds(setting.threads))
                 limits = (setting.repeats_max, setting.quiet_wait_s)
+                row.bounds.append(await quiet_bounds(setting.threads, *limits))
                 for name in setting.workloads:
                     turns, tries = await quiet_round(standing, WORKLOADS[name], number, *limits)
                     row.rounds.setdefault(name, []).append(turns)
