@@ -94,6 +94,8 @@ class Ring:
         self._closed = Epoch(0)  # the newest of those that are over
         self._links: list[Link] = []
         self._steps: asyncio.Queue[bytes] = asyncio.Queue(config.queue_len_max)
+        self._unsent = 0  # steps queued or in sending
+        self._first: Link | None = None  # to the first stage
         self._sender: asyncio.Task[None] | None = None
         self.ghosts = 0  # frames and links of other epochs
 
@@ -182,12 +184,13 @@ class Ring:
         self._closed = epoch
         if self._sender is not None:
             self._sender.cancel()
-            self._sender = None
+            self._sender = self._first = None
         for link in self._links:
             link.close()
         self._links.clear()
         while not self._steps.empty():
             self._steps.get_nowait()
+        self._unsent = 0
 
     def _wanted(self, epoch: Epoch) -> bool:
         return epoch == self._epoch and epoch > self._closed
@@ -195,22 +198,30 @@ class Ring:
     # ---- steps and results
 
     def send(self, epoch: Epoch, header: bytes) -> None:
-        """Queues a step; steps of an epoch that is gone are dropped."""
-        if epoch != self._epoch or self._sender is None:
+        """Sends a step, or queues it for a credit; steps of an epoch that is gone are dropped."""
+        if epoch != self._epoch or self._first is None:
             self.ghosts += 1
             return
+        try:
+            if not self._unsent and self._first.send_now(header):
+                return
+        except LinkClosed:
+            return  # the link's watcher tells
         self._steps.put_nowait(header)  # bounded by the steps in flight
+        self._unsent += 1
 
     def _start_sender(self, link: Link) -> None:
-        self._sender = self._group.create_task(self._send_all(link, self._epoch), name="steps")
+        self._first = link
+        self._sender = self._group.create_task(self._send_all(link), name="steps")
 
-    async def _send_all(self, link: Link, epoch: Epoch) -> None:
+    async def _send_all(self, link: Link) -> None:
         while True:
             header = await self._steps.get()
             try:
                 await link.send(header)
             except LinkClosed:
-                return  # the link's watcher tells
+                return  # as above
+            self._unsent -= 1
 
     async def _watch(self, link: Link, epoch: Epoch, worker: str) -> None:
         """A worker says nothing on this link but its end."""
@@ -249,8 +260,8 @@ class Ring:
                     self.ghosts += 1
                     continue
                 self._on_result(result)
-                token_ids = tuple(result.token_ids.tolist())
-                self._tell(StepReturned(loop.time(), result.epoch, result.number, token_ids, result.logprobs))
+                epoch, number, token_ids, _, logprobs = result
+                self._tell(StepReturned(loop.time(), epoch, number, token_ids, logprobs))
         except LinkClosed:
             pass
         except BadMessage as error:

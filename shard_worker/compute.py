@@ -1,25 +1,40 @@
 """Where an executor's blocking calls run: one thread beside the event loop, or inline in virtual time.
 
 Rules: calls run one at a time, in the order they were made; a cancelled caller does not stop a call that
-has begun, and the next one still waits for it.
+has begun, and the next one still waits for it. What `begin` was given may run at once, and the thread goes on
+to the next without the loop.
 """
 
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 5.0
 
 
 class Compute(Protocol):
+    def begin(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Runs `work` now or when it is awaited, which must be in order; what it raises is raised there."""
+
     async def call(self, work: Callable[[], T]) -> T:
         """Runs `work`; what it raises is raised here."""
 
     async def close(self) -> None:
         """Waits for the call that runs, within a limit."""
+
+
+class _Later(Generic[T]):
+    """Begins when it is awaited; nothing is left behind if it never is."""
+
+    def __init__(self, compute: "InlineCompute", work: Callable[[], T]) -> None:
+        self._compute = compute
+        self._work = work
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._compute.call(self._work).__await__()
 
 
 class InlineCompute:
@@ -28,6 +43,9 @@ class InlineCompute:
     def __init__(self, delay_s: Callable[[], float] | None = None) -> None:
         self._delay_s = delay_s
         self._turn = asyncio.Lock()
+
+    def begin(self, work: Callable[[], T]) -> Awaitable[T]:
+        return _Later(self, work)
 
     async def call(self, work: Callable[[], T]) -> T:
         async with self._turn:
@@ -43,11 +61,17 @@ class ComputeThread:
     """A thread of its own, so that nothing else ever waits in its queue."""
 
     def __init__(self, name: str = "compute", calls_max: int = 64) -> None:
-        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(calls_max)
+        self._calls_max = calls_max
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     async def call(self, work: Callable[[], T]) -> T:
+        return await self.begin(work)
+
+    def begin(self, work: Callable[[], T]) -> Awaitable[T]:
+        if self._calls.qsize() >= self._calls_max:
+            raise queue.Full
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -59,8 +83,8 @@ class ComputeThread:
             else:
                 _tell(loop, _resolve, future, result)
 
-        self._calls.put_nowait(run)
-        return await future
+        self._calls.put(run)
+        return future
 
     async def close(self) -> None:
         try:
@@ -68,7 +92,7 @@ class ComputeThread:
                 await self.call(lambda: None)  # everything before it is over
         except (TimeoutError, queue.Full):
             return  # the thread is a daemon: the process can end without it
-        self._calls.put_nowait(None)
+        self._calls.put(None)
 
     def _run(self) -> None:
         while (run := self._calls.get()) is not None:

@@ -1,12 +1,16 @@
 """The step path of a stage: what arrived is computed in order, and sent on while the next one computes.
 
-Two tasks with a queue of one between them: compute waits for the executor, send for the peer's credit.
-What arrived and is not computed yet holds its transport slot, so the sender's credits bound the first
-queue. An output is copied once, on the compute side, because the executor reuses it.
+A step is begun when it arrives, behind those that are, so that the device goes from one to the next without
+the loop. Two tasks: compute waits for the device, and sends what needs no waiting; send waits with the rest
+for the peer's credit. Rules: a step is begun only with a free buffer for what it gives, so that at most
+`_BUFFERS` are begun and not sent; one that is not computed yet holds its transport slot, so that the sender's
+credits bound what arrives. An output is copied once, on the compute side, because the executor reuses it.
+After a step that failed none of its epoch is computed.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +27,7 @@ from shard_worker.executor import U32, Executor, LogprobColumns, StepInputs
 
 JOBS_MAX = 64  # more than any link has slots
 _BUFFERS = 3  # one in sending, one queued, one being filled
+_NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +50,17 @@ class Job:
     received_at: float  # loop time
 
 
+# What a step gives: activations, or token ids and what is told of them. None: its epoch had ended.
+Given = tuple[memoryview, U32, LogprobColumns | None] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    job: Job
+    begun_at: float  # loop time; its turn may come later
+    given: Awaitable[Given]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Output:
     job: Job
@@ -64,10 +80,15 @@ class StepRunner:
         self._ports = ports
         self._failed = failed
         self._place: Place | None = None
-        self._jobs: asyncio.Queue[Job] = asyncio.Queue(JOBS_MAX)
-        self._outputs: asyncio.Queue[_Output] = asyncio.Queue(1)
+        self._broken: Place | None = None  # a step of it has failed
+        self._jobs: deque[Job] = deque()  # at most JOBS_MAX
+        self._begun: asyncio.Queue[_Begun] = asyncio.Queue(_BUFFERS)
+        self._outputs: asyncio.Queue[_Output] = asyncio.Queue(_BUFFERS)
+        self._unsent = 0  # outputs that are queued or in sending
         self._buffers = [bytearray() for _ in range(_BUFFERS)]
+        self._free = _BUFFERS  # buffers that no step has which was begun and is not sent
         self._turn = 0
+        self._ended_at = 0.0  # loop time of the step computed last
         self._send_ns = 0  # of the previous step
         self.dropped = 0  # jobs and outputs of an epoch that ended
 
@@ -79,62 +100,106 @@ class StepRunner:
         self._place = None
 
     def put(self, job: Job) -> None:
-        self._jobs.put_nowait(job)
+        """Begins it at once if there is a buffer for what it gives."""
+        assert len(self._jobs) < JOBS_MAX, "more steps than slots"
+        self._jobs.append(job)
+        self._begin()
+
+    def _begin(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._free and self._jobs:
+            job = self._jobs.popleft()
+            if job.place is not self._place:
+                self.dropped += 1
+                job.frame.release()
+                continue
+            self._free -= 1
+            self._begun.put_nowait(_Begun(job, now, self._compute.begin(partial(self._run, job))))
+
+    def _done_with_buffer(self) -> None:
+        self._free += 1
+        if self._jobs:
+            self._begin()
 
     async def compute_steps(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            job = await self._jobs.get()
-            if job.place is not self._place:
-                self.dropped += 1
-                job.frame.release()
-                continue
-            begun_at = loop.time()
+            begun = await self._begun.get()
+            job = begun.job
             try:
-                payload, token_ids, logprobs = await self._compute.call(partial(self._run, job))
+                given = await begun.given
             except Exception as error:  # the device's; the epoch ends, the worker lives
                 log.exception("step failed", error, epoch=job.step.epoch, step=job.step.number)
                 self._failed(job.step.epoch, f"step {job.step.number}: {type(error).__name__}: {error}")
+                self._done_with_buffer()
                 continue
             finally:
                 job.frame.release()
-            ended_at = loop.time()
-            if job.place is not self._place:
+            begun_at, self._ended_at = max(begun.begun_at, self._ended_at), loop.time()
+            if given is None or job.place is not self._place:
                 self.dropped += 1
+                self._done_with_buffer()
                 continue
-            wait_ns, compute_ns = _ns(begun_at - job.received_at), _ns(ended_at - begun_at)
-            await self._outputs.put(_Output(job, payload, token_ids, logprobs, wait_ns, compute_ns))
+            wait_ns, compute_ns = _ns(begun_at - job.received_at), _ns(self._ended_at - begun_at)
+            output = _Output(job, *given, wait_ns, compute_ns)
+            if self._unsent or not self._send_now(output):
+                self._unsent += 1
+                self._outputs.put_nowait(output)
 
     async def send_outputs(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             output = await self._outputs.get()
-            job, place = output.job, output.job.place
-            if place is not self._place:
+            if output.job.place is self._place:
+                await self._send(output)
+            else:
                 self.dropped += 1
-                continue
-            begun_at = loop.time()
-            timing = StageTiming(
-                place.stage, job.received_ns, output.wait_ns, output.compute_ns, self._send_ns
-            )
-            try:
-                await place.next_link.send(self._header(output, timing), output.payload)
-            except LinkClosed:
-                continue  # whoever reads that link says so
-            except ValueError as error:
-                self._failed(job.step.epoch, str(error))
-                continue
-            self._send_ns = _ns(loop.time() - begun_at)
-            self._record(output, self._send_ns)
+            self._unsent -= 1
+            self._done_with_buffer()
 
-    def _run(self, job: Job) -> tuple[memoryview, U32, LogprobColumns | None]:
+    def _send_now(self, output: _Output) -> bool:
+        """False: the other task has to wait with it."""
+        link, begun_at = output.job.place.next_link, asyncio.get_running_loop().time()
+        try:
+            if not link.send_now(self._header(output), output.payload):
+                return False
+        except LinkClosed:
+            pass  # whoever reads that link says so
+        except ValueError as error:
+            self._failed(output.job.step.epoch, str(error))
+        else:
+            self._sent(output, begun_at)
+        self._done_with_buffer()
+        return True
+
+    async def _send(self, output: _Output) -> None:
+        link, begun_at = output.job.place.next_link, asyncio.get_running_loop().time()
+        try:
+            await link.send(self._header(output), output.payload)
+        except LinkClosed:
+            pass  # as above
+        except ValueError as error:
+            self._failed(output.job.step.epoch, str(error))
+        else:
+            self._sent(output, begun_at)
+
+    def _sent(self, output: _Output, begun_at: float) -> None:
+        self._send_ns = _ns(asyncio.get_running_loop().time() - begun_at)
+        self._record(output, self._send_ns)
+
+    def _run(self, job: Job) -> Given:
         """On the compute thread. An empty step passes through here too: it proves that the thread turns."""
+        if job.place is not self._place or job.place is self._broken:
+            return None
         if not len(job.inputs.token_ids):
-            return memoryview(b""), job.inputs.token_ids, None
-        output = self._executor.run(job.inputs, job.frame.payload)
+            return _NOTHING, job.inputs.token_ids, None
+        try:
+            output = self._executor.run(job.inputs, job.frame.payload)
+        except BaseException:
+            self._broken = job.place  # those behind it have begun
+            raise
         size = output.activations.nbytes
         if not size:
-            return memoryview(b""), output.token_ids, output.logprobs
+            return _NOTHING, output.token_ids, output.logprobs
         self._turn = (self._turn + 1) % _BUFFERS
         if len(self._buffers[self._turn]) < size:
             self._buffers[self._turn] = bytearray(size)
@@ -142,13 +207,16 @@ class StepRunner:
         copy[:] = output.activations.cast("B")
         return copy, output.token_ids, None
 
-    def _header(self, output: _Output, timing: StageTiming) -> bytes:
-        step = output.job.step
-        if output.job.place.last:
+    def _header(self, output: _Output) -> bytes:
+        job, step = output.job, output.job.step
+        timing = StageTiming(
+            job.place.stage, job.received_ns, output.wait_ns, output.compute_ns, self._send_ns
+        )
+        if job.place.last:
             told = () if output.logprobs is None else _entries(output.logprobs)
             timings = (*step.timings, timing)
             return build_result(step.epoch, step.number, output.token_ids, timings, told)
-        return add_timing(output.job.frame.header, timing)
+        return add_timing(job.frame.header, timing)
 
     def _record(self, output: _Output, send_ns: int) -> None:
         job = output.job

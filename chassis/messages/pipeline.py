@@ -7,7 +7,7 @@ by appending its timing to the bytes it got: concatenated protobuf messages merg
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from operator import add
@@ -60,8 +60,7 @@ class SlotStart:
     stop_ids: tuple[int, ...] = ()  # none of these is drawn
 
 
-@dataclass(frozen=True, slots=True)
-class StageTiming:
+class StageTiming(NamedTuple):
     stage: int
     received_ns: int  # wall clock of the stage's host
     wait_ns: int  # received to compute start
@@ -109,11 +108,10 @@ class PackedStep(NamedTuple):
     timings: tuple[StageTiming, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepResult:
+class StepResult(NamedTuple):
     epoch: Epoch
     number: StepNumber
-    token_ids: U32  # [sampling rows], in row order
+    token_ids: tuple[int, ...]  # one a sampling row, in row order
     timings: tuple[StageTiming, ...]
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # by place among token_ids, ascending
 
@@ -149,8 +147,9 @@ def _timing(t: StageTiming) -> pb.StageTiming:
     )
 
 
-def _parse_timings(timings: Iterable[pb.StageTiming]) -> tuple[StageTiming, ...]:
-    return tuple([StageTiming(t.stage, t.received_ns, t.wait_ns, t.compute_ns, t.send_ns) for t in timings])
+def _parse_timings(timings: Sequence[pb.StageTiming]) -> tuple[StageTiming, ...]:
+    listed = timings[:]  # to find the end of what it iterates over, the library raises
+    return tuple([StageTiming(t.stage, t.received_ns, t.wait_ns, t.compute_ns, t.send_ns) for t in listed])
 
 
 # ---- steps -----------------------------------------------------------------------------------------
@@ -291,27 +290,35 @@ def build_result(
     timings: Sequence[StageTiming] = (),
     logprobs: Sequence[tuple[int, TokenLogprobs]] = (),
 ) -> bytes:
-    return pb.StepResult(
+    m = pb.StepResult(
         epoch=epoch,
         step=number,
         token_ids=np.asarray(token_ids, dtype=_LE_U32).tobytes(),
         timings=[_timing(t) for t in timings],
-        logprob_places=_pack([place for place, _ in logprobs]),
-        logprobs=build_logprobs([entry for _, entry in logprobs]),
-    ).SerializeToString()
+    )
+    if logprobs:
+        m.logprob_places = _pack([place for place, _ in logprobs])
+        m.MergeFrom(pb.StepResult(logprobs=build_logprobs([entry for _, entry in logprobs])))
+    return m.SerializeToString()
 
 
 def parse_result(data: bytes) -> StepResult:
     m = parse(pb.StepResult, data)
-    check(m.epoch > 0 and m.step > 0, "result: epoch and number start at 1")
-    token_ids, timings = _column(m.token_ids, "token_ids"), _parse_timings(m.timings)
-    result = StepResult(Epoch(m.epoch), StepNumber(m.step), token_ids, timings)
+    epoch, number, ids, timings = m.epoch, m.step, m.token_ids, m.timings
+    check(epoch > 0 and number > 0, "result: epoch and number start at 1")
+    check(not len(ids) % 4, "result: token_ids")
+    result = StepResult(
+        Epoch(epoch),
+        StepNumber(number),
+        struct.unpack(f"<{len(ids) // 4}I", ids),
+        _parse_timings(timings) if timings else (),
+    )
     if not m.logprob_places:
         return result
     places, entries = _column(m.logprob_places, "logprob_places").tolist(), parse_logprobs(m.logprobs)
-    rising = all(a < b for a, b in zip(places, (*places[1:], len(token_ids)), strict=True))
+    rising = all(a < b for a, b in zip(places, (*places[1:], len(result.token_ids)), strict=True))
     check(len(places) == len(entries) and rising, "result: logprobs do not add up")
-    return replace(result, logprobs=tuple(zip(places, entries, strict=True)))
+    return result._replace(logprobs=tuple(zip(places, entries, strict=True)))
 
 
 # ---- links --------------------------------------------------------------------------------------------

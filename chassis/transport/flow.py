@@ -77,6 +77,14 @@ class Flow(Generic[F]):
                     self.check_open()
         self.credits -= 1
 
+    def take_credit_now(self) -> bool:
+        """Raises LinkClosed."""
+        self.check_open()
+        if self.credits == 0:
+            return False
+        self.credits -= 1
+        return True
+
     def add_credits(self, count: int) -> None:
         self.credits += count
         for _ in range(count):

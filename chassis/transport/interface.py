@@ -48,6 +48,9 @@ class Link(Protocol):
     async def send(self, header: bytes, payload: bytes | memoryview = b"") -> None:
         """Waits for a credit; raises LinkClosed. `payload` may be reused when it returns."""
 
+    def send_now(self, header: bytes, payload: bytes | memoryview = b"") -> bool:
+        """Sends if that needs no waiting; False: nothing was sent. Raises LinkClosed."""
+
     async def receive(self) -> Frame:
         """The next frame; raises LinkClosed once the link is gone."""
 

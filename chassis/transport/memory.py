@@ -122,6 +122,14 @@ class MemoryLink:
         peer = self._peer
         self._wire.put(lambda: peer.deliver(header, data))
 
+    def send_now(self, header: bytes, payload: bytes | memoryview = b"") -> bool:
+        check_size(header, payload, self._peer_options.slot_bytes)
+        if not self._flow.take_credit_now():
+            return False
+        peer, data = self._peer, bytes(payload)
+        self._wire.put(lambda: peer.deliver(header, data))
+        return True
+
     async def receive(self) -> MemoryFrame:
         return await self._flow.take_frame()
 

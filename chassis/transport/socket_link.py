@@ -116,6 +116,16 @@ class SocketLink(asyncio.BufferedProtocol):
             self.close("the peer took no frame in time")
             raise LinkClosed("the peer took no frame in time") from None
 
+    def send_now(self, header: bytes, payload: bytes | memoryview = b"") -> bool:
+        """Never of larger payloads: what the kernel does not take at once would have to be copied."""
+        check_size(header, payload, self._peer_slot_bytes)
+        if not self._writable or len(header) + memoryview(payload).nbytes > _JOINED_BYTES_MAX:
+            return False
+        if not self._flow.take_credit_now():
+            return False
+        self._write(_Kind.FRAME, header, payload)
+        return True
+
     async def receive(self) -> SocketFrame:
         return await self._flow.take_frame()
 

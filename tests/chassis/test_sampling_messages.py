@@ -94,7 +94,7 @@ def test_a_start_carries_what_its_sampling_follows() -> None:
 def test_log_probabilities_ride_with_a_result() -> None:
     told = tuple(zip((0, 2, 3), ENTRIES, strict=True))
     result = p.parse_result(p.build_result(1, 2, np.array([7, 8, 9, 4]), logprobs=told))
-    assert result.logprobs == told and result.token_ids.tolist() == [7, 8, 9, 4]
+    assert result.logprobs == told and result.token_ids == (7, 8, 9, 4)
     assert p.parse_result(p.build_result(1, 2, [7])).logprobs == ()
 
 

@@ -104,6 +104,38 @@ def test_hello_and_both_directions(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_what_needs_no_waiting_is_sent_now(backend: str) -> None:
+    async def body(nodes: Pair) -> None:
+        near, far = await nodes.links()
+        assert [near.send_now(b"%d" % i, b"p") for i in range(4)] == [True] * 3 + [False], "three slots"
+        frames = [await soon(far.receive()) for _ in range(3)]
+        assert [(f.header, bytes(f.payload)) for f in frames] == [(b"%d" % i, b"p") for i in range(3)]
+        waiting = asyncio.ensure_future(near.send(b"3"))
+        for frame in frames:
+            frame.release()
+        await soon(waiting)
+        assert await receive(far) == (b"3", b"")
+        with pytest.raises(ValueError):
+            near.send_now(b"", bytes((1 << 20) + 1))
+        near.close()
+        with pytest.raises(LinkClosed):
+            near.send_now(b"late")
+
+    run(backend, body)
+
+
+@pytest.mark.parametrize("backend", SOCKETS)
+def test_large_payloads_wait_for_the_kernel(backend: str) -> None:
+    async def body(nodes: Pair) -> None:
+        near, far = await nodes.links()
+        assert not near.send_now(b"h", bytes(1 << 16))
+        assert near.send_now(b"h", b"small")
+        assert await receive(far) == (b"h", b"small"), "nothing of the large one was written"
+
+    run(backend, body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_order_and_sizes(backend: str) -> None:
     """Empty, tiny, around every inner limit, and the largest; each once, in order, untouched."""
     rng = random.Random(1)

@@ -68,6 +68,30 @@ def test_the_loop_turns_while_the_thread_works() -> None:
     run(ComputeThread, body)
 
 
+@BOTH
+def test_what_was_begun_runs_in_order(make: Callable[[], Compute]) -> None:
+    async def body(compute: Compute) -> None:
+        seen: list[int] = []
+        begun = [compute.begin(partial(seen.append, i)) for i in range(5)]
+        for one in begun:
+            await one
+        assert seen == list(range(5))
+        compute.begin(partial(seen.append, 5))  # nobody waits for it, and nothing complains
+
+    run(make, body)
+
+
+def test_the_thread_goes_on_without_the_loop() -> None:
+    async def body(compute: Compute) -> None:
+        done = threading.Event()
+        begun = [compute.begin(lambda: time.sleep(0.01)), compute.begin(done.set)]
+        assert done.wait(5), "the loop has not turned"
+        for one in begun:
+            await one
+
+    run(ComputeThread, body)
+
+
 def test_a_cancelled_caller_does_not_overtake() -> None:
     """The next call waits for what still runs: memory is not loaded anew under a step."""
 

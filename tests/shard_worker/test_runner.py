@@ -30,13 +30,14 @@ class Arrived:
 
 
 class SlowLink:
-    """Looks at the payload only at the end of a send, as a network card does."""
+    """Looks at the payload only at the end of a send, as a network card does. Quick: nothing has to wait."""
 
     hello = b""
     kind = "slow"
 
     def __init__(self, send_s: float) -> None:
         self.send_s = send_s
+        self.quick = False
         self.sent: list[tuple[bytes, bytes]] = []
         self.closed = False
 
@@ -45,6 +46,11 @@ class SlowLink:
             raise LinkClosed("closed")
         await asyncio.sleep(self.send_s)
         self.sent.append((header, bytes(payload)))
+
+    def send_now(self, header: bytes, payload: bytes | memoryview = b"") -> bool:
+        if self.quick:
+            self.sent.append((header, bytes(payload)))
+        return self.quick
 
     async def receive(self) -> Frame:
         raise LinkClosed("nothing")
@@ -60,6 +66,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.runs = 0
+        self.fails_at = 0
         self._output = bytearray(4)
 
     def load(self, spec: StageSpec) -> Loaded:
@@ -67,6 +74,8 @@ class Counting:
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         self.runs += 1
+        if self.runs == self.fails_at:
+            raise RuntimeError("device lost")
         self._output[:] = bytes([self.runs]) * 4
         return StepOutput(memoryview(self._output), np.empty(0, np.uint32))
 
@@ -163,3 +172,38 @@ def test_an_ended_epoch_is_dropped_wherever_it_is() -> None:
     run(rig, body)
     assert len(rig.link.sent) == 1 and rig.runner.dropped == 5
     assert all(f.released == 1 for f in rig.frames) and rig.failures == []
+
+
+def test_what_needs_no_waiting_is_sent_where_it_was_computed() -> None:
+    rig = Rig(send_s=1.0, compute_s=0.01)
+    rig.link.quick = True
+
+    async def body() -> None:
+        for number in range(1, 7):
+            rig.put(number)
+        await asyncio.sleep(0.035)
+        assert len(rig.link.sent) == 3
+        rig.link.quick = False
+        await asyncio.sleep(0.1)
+        assert len(rig.link.sent) == 3 and rig.executor.runs == 6, "the last three wait to be sent"
+        rig.link.quick = True
+        await asyncio.sleep(3)
+
+    run(rig, body)
+    assert [payload for _, payload in rig.link.sent] == [bytes([i]) * 4 for i in range(1, 7)]
+    assert all(f.released == 1 for f in rig.frames) and rig.failures == []
+
+
+def test_after_a_failed_step_none_is_computed() -> None:
+    rig = Rig(send_s=0.001, compute_s=0.01)
+    rig.executor.fails_at = 2
+
+    async def body() -> None:
+        for number in range(1, 7):
+            rig.put(number)
+        await asyncio.sleep(1)
+
+    run(rig, body)
+    assert rig.executor.runs == 2 and len(rig.link.sent) == 1
+    assert rig.failures == [(1, "step 2: RuntimeError: device lost")]
+    assert rig.runner.dropped == 4 and all(f.released == 1 for f in rig.frames)

@@ -188,7 +188,7 @@ class Batcher:
             )
             result = await self.receive()
             assert (result.epoch, result.number) == (self.epoch, self.number)
-            for out, token in zip(outputs, result.token_ids.tolist(), strict=True):
+            for out, token in zip(outputs, result.token_ids, strict=True):
                 out.append(token)
         return outputs
 
@@ -349,7 +349,7 @@ def test_a_new_epoch_keeps_the_memory() -> None:
             token_ids=[fm.oracle([1, 2, 3], 0, 0.0, 1, LAYERS)[0]], table_lens=[1], table=[0], fresh=[greedy],
         )  # fmt: skip
         result = await batcher.receive()
-        assert result.token_ids.tolist() == fm.oracle([1, 2, 3], 0, 0.0, 2, LAYERS)[1:]
+        assert list(result.token_ids) == fm.oracle([1, 2, 3], 0, 0.0, 2, LAYERS)[1:]
         await batcher.form(7, entries[:1])
         assert batcher.replies[0].kv_stamp == f"{entries[0].boot}.2"
 
