@@ -42,6 +42,8 @@ def check_sampling(call: GenerateCall) -> None:
         raise _invalid(f"seed: {call.seed}; 0 to {U64_MAX}")
     if call.top_logprobs is not None and not 0 <= call.top_logprobs <= TOP_LOGPROBS_MAX:
         raise _invalid(f"top_logprobs: {call.top_logprobs}; 0 to {TOP_LOGPROBS_MAX}")
+    if call.prompt_logprobs is not None:
+        raise _invalid("prompt_logprobs: not offered; top_logprobs tells of output ids")
     _check_lists(call)
     if call.n is not None and not 1 <= call.n <= CHOICES_MAX:
         raise _invalid(f"n: {call.n}; 1 to {CHOICES_MAX}")

@@ -25,9 +25,13 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from bench.__main__ import ROWS
 from chassis import nats_bus
 from chassis.ids import RequestId
+from chassis.messages import sampling
 from chassis.service import ChassisConfig, _configure
 from chassis.subjects import LAYOUT, Discard
+from gateway.admission import STOP_IDS_LEN_MAX, STOP_LEN_MAX
+from gateway.sampling import CHOICES_MAX
 from shoal.cli import _parser, main
+from shoal.client import Params
 from shoal.launcher import Deployment, Plan
 from shoal.why import Story, collect
 
@@ -352,3 +356,17 @@ def _call(channel: grpc.Channel, pool: DescriptorPool, path: str, body: dict[str
     )
     reply = call(request, timeout=LIMIT_S)
     return list(reply) if method.server_streaming else [reply]
+
+
+def test_the_table_of_sampling_has_every_parameter() -> None:
+    rows = rows_of(ARCHITECTURE, "| parameter | range | default | what it does |")
+    named = [name for row in rows for name in re.findall(r"\w+", row[0])]
+    elsewhere = {"model", "priority", "timeout_ms", "resume_window_s", "client_key"}
+    assert sorted(named) == sorted({f.name for f in dataclasses.fields(Params)} - elsewhere)
+    numbers = {int(number) for row in rows for number in re.findall(r"\d+", row[1])}
+    limits = (
+        sampling.LOGIT_BIAS_LEN_MAX, sampling.ALLOWED_IDS_LEN_MAX, sampling.BAD_WORDS_LEN_MAX,
+        sampling.BAD_WORD_BYTES_MAX, sampling.TOP_LOGPROBS_MAX, CHOICES_MAX, STOP_LEN_MAX, STOP_IDS_LEN_MAX,
+    )  # fmt: skip
+    assert set(limits) <= numbers
+    assert str(sampling.RECORD_LOGPROBS_MAX) in text_of(ARCHITECTURE)

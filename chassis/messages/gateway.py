@@ -51,6 +51,7 @@ class GenerateCall:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # not offered
     n: int | None = None  # choices
     tenant: str = ""
     time_left_ms: int | None = None  # until the call's own deadline
@@ -144,6 +145,7 @@ def parse_generate(data: bytes) -> GenerateCall:
         allowed_token_ids=tuple(m.allowed_token_ids),
         bad_words=tuple(m.bad_words),
         top_logprobs=m.top_logprobs if m.HasField("top_logprobs") else None,
+        prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
         n=m.n if m.HasField("n") else None,
     )
 
