@@ -29,6 +29,7 @@ struct PortableLanes {
     static constexpr int kRegisters = 16;
     static constexpr int kTileRows =
         4;  // fewer kernels to compile: this set is for when there is no better one
+    static constexpr int kFewRows = 0;
     static constexpr bool kFloatsInRegisters = false;
     typedef float F __attribute__((vector_size(32)));
     typedef int32_t I __attribute__((vector_size(32)));
@@ -136,6 +137,7 @@ struct Avx2Lanes {
     static constexpr int kWidth = 8;
     static constexpr int kRegisters = 16;
     static constexpr int kTileRows = 6;  // 6 x 16 sums, two weights and a broadcast fill sixteen registers
+    static constexpr int kFewRows = 2;
     static constexpr bool kFloatsInRegisters = true;
     using F = __m256;
     using I = __m256i;
@@ -240,6 +242,7 @@ struct Avx512Lanes {
     static constexpr int kWidth = 16;
     static constexpr int kRegisters = 32;
     static constexpr int kTileRows = 6;
+    static constexpr int kFewRows = 2;
     static constexpr bool kFloatsInRegisters = true;
     using F = __m512;
     using I = __m512i;

@@ -20,8 +20,8 @@ namespace shoal {
 
 constexpr int kTilePanelsMax = 2;
 constexpr int64_t kTileInputsMax = 320;  // 20 KB of floats, beside six rows of x, in 32 KB
-constexpr int64_t kRowBlockBytes =
-    256 << 10;  // of x, which a sweep over all panels rereads: half a second-level cache
+// Of x, which a sweep over all panels rereads: half a second-level cache.
+constexpr int64_t kRowBlockBytes = 256 << 10;
 
 struct Job {
     const shoal_linear &w;
@@ -71,30 +71,27 @@ template <class V, class P>
 constexpr int panels_at_once(int rows) {
     constexpr int kHalves = kPanel / V::kWidth;
     constexpr int kChains = V::kRegisters == 16 && P::kQuantised ? 4 : 8;  // scales fill the other registers
+    constexpr int kMax = 4;                                                // streams from memory
     const int wanted = (kChains + rows * kHalves - 1) / (rows * kHalves);
-    return std::max(1, std::min(wanted, V::kRegisters * 3 / 4 / (rows * kHalves)));
+    return std::max(1, std::min({wanted, kMax, V::kRegisters * 3 / 4 / (rows * kHalves)}));
 }
 
-constexpr int kFewRows = 2;  // up to these x is read where it is, and each weight once
-
+// At most V::kFewRows rows: x is read where it is, and each weight once. Returns the first panel that is
+// left, too few being left for a group.
 template <class V, class P>
-void run_few_rows(const Job &job) {
-    with_rows<kFewRows>(job.m, [&](auto rows) {
-        constexpr int kRows = decltype(rows)::value, kMany = panels_at_once<V, P>(kRows);
-        int64_t panel = job.first;
-        const auto advance = [&](auto count) {
-            constexpr int kPanels = decltype(count)::value;
-            for (; panel + kPanels <= job.last; panel += kPanels) {
-                into<kRows, kPanels>(job, 0, panel, false, true, [&](Target to) {
-                    multiply<V, P, kRows, kPanels>(job.w.panel(panel), job.w.panel_bytes, job.w.inputs,
-                                                   StridedRows{job.x, job.ldx}, to,
-                                                   {job.w.panel(panel) + kBytesAhead, P::kBlockBytes});
-                });
-            }
-        };
-        advance(std::integral_constant<int, kMany>{});
-        if constexpr (kMany > 1) advance(std::integral_constant<int, 1>{});
+int64_t run_few_rows(const Job &job) {
+    int64_t panel = job.first;
+    with_rows<V::kFewRows>(job.m, [&](auto rows) {
+        constexpr int kRows = decltype(rows)::value, kPanels = panels_at_once<V, P>(kRows);
+        for (; panel + kPanels <= job.last; panel += kPanels) {
+            into<kRows, kPanels>(job, 0, panel, false, true, [&](Target to) {
+                const Ahead ahead{job.w.panel(panel) + kBytesAhead, P::kBlockBytes};
+                multiply<V, P, kRows, kPanels>(job.w.panel(panel), job.w.panel_bytes, job.w.inputs,
+                                               StridedRows{job.x, job.ldx}, to, ahead);
+            });
+        }
     });
+    return panel;
 }
 
 // ---- many rows
@@ -221,15 +218,15 @@ void run_many_rows(const Job &job) {
 
 template <class V, class P>
 void run(const Job &job) {
-    if (job.m <= kFewRows) {
-        run_few_rows<V, P>(job);
-    } else {
-        run_many_rows<V, P>(job);
+    Job left = job;
+    if constexpr (V::kFewRows > 0) {
+        if (job.m <= V::kFewRows) left.first = run_few_rows<V, P>(job);
     }
+    if (left.first < left.last) run_many_rows<V, P>(left);
 }
 
-constexpr int64_t kRowsAtOnceInt8 =
-    128;  // quantised before the sweep over panels: as bytes they stay in the caches
+// Quantised before the sweep over panels: as bytes they stay in the caches.
+constexpr int64_t kRowsAtOnceInt8 = 128;
 
 template <class V, class P>
 Activations8 quantise_rows(const Job &job, int64_t row, int64_t rows) {

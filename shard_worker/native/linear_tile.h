@@ -180,7 +180,7 @@ void multiply(const uint8_t *panel, int64_t stride, int64_t inputs, const Rows x
 
 // Weights of `blocks` blocks from `first` on as floats, [input][16].
 template <class V, class P>
-void expand(const uint8_t *panel, int64_t first, int64_t blocks, float *out) {
+__attribute__((noinline)) void expand(const uint8_t *panel, int64_t first, int64_t blocks, float *out) {
     constexpr int kHalves = kPanel / V::kWidth;
     const auto put = [&](auto &reader, auto input) __attribute__((always_inline)) {
         constexpr int J = decltype(input)::value;
