@@ -28,10 +28,13 @@ def build_executor(config: Config) -> Executor:
             )
         )
     from shard_worker.costs import known_or_measured
+    from shard_worker.device.choice import chosen
+    from shard_worker.device.executor import DeviceExecutor
     from shard_worker.torch_executor import EngineConfig, TorchExecutor
     from shard_worker.weights import user_cache_dir
 
-    executor = TorchExecutor(
+    on_device = config.engine == "device" or chosen(config.device).type != "cpu"
+    executor = (DeviceExecutor if on_device else TorchExecutor)(
         EngineConfig(
             model=config.model,
             model_name=config.model_name,

@@ -7,7 +7,7 @@ Nothing here imports torch.
 
 from ctypes import Structure
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,3 +135,21 @@ class Executor(Protocol):
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         """`activations` of the previous stage (empty on stage 0). The next run may reuse the output."""
+
+
+class StepUnderWay(Protocol):
+    """A step that a device works on by itself."""
+
+    def ready(self) -> bool:
+        """Whether `result` would return at once."""
+
+    def result(self) -> StepOutput:
+        """Blocks; raises what went wrong. Holds until the third step after it begins."""
+
+
+@runtime_checkable
+class AheadExecutor(Executor, Protocol):
+    """One that can begin a step before the last is finished."""
+
+    def begin(self, inputs: StepInputs, activations: memoryview) -> StepUnderWay:
+        """As `run`, of at least one token; inputs and activations may be used anew when it returns."""

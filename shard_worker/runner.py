@@ -22,8 +22,8 @@ from chassis.messages.sampling import TokenLogprobs
 from chassis.ports import Ports
 from chassis.trace import Span, TraceContext, step_key
 from chassis.transport.interface import Frame, Link
-from shard_worker.compute import Compute
-from shard_worker.executor import U32, Executor, LogprobColumns, StepInputs
+from shard_worker.compute import Compute, Unfinished
+from shard_worker.executor import U32, AheadExecutor, Executor, LogprobColumns, StepInputs, StepOutput
 
 JOBS_MAX = 64  # more than any link has slots
 _BUFFERS = 3  # one in sending, one queued, one being filled
@@ -62,6 +62,14 @@ class _Begun:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Computing:
+    """`Unfinished`."""
+
+    ready: Callable[[], bool]
+    finish: Callable[[], Given]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Output:
     job: Job
     payload: memoryview
@@ -76,6 +84,7 @@ class StepRunner:
         self, executor: Executor, compute: Compute, ports: Ports, failed: Callable[[Epoch, str], None]
     ) -> None:
         self._executor = executor
+        self._ahead = executor if isinstance(executor, AheadExecutor) else None
         self._compute = compute
         self._ports = ports
         self._failed = failed
@@ -114,7 +123,11 @@ class StepRunner:
                 job.frame.release()
                 continue
             self._free -= 1
-            self._begun.put_nowait(_Begun(job, now, self._compute.begin(partial(self._run, job))))
+            if self._ahead is not None:
+                given = self._compute.ahead(partial(self._start, self._ahead, job))
+            else:
+                given = self._compute.begin(partial(self._run, job))
+            self._begun.put_nowait(_Begun(job, now, given))
 
     def _done_with_buffer(self) -> None:
         self._free += 1
@@ -188,15 +201,36 @@ class StepRunner:
 
     def _run(self, job: Job) -> Given:
         """On the compute thread. An empty step passes through here too: it proves that the thread turns."""
-        if job.place is not self._place or job.place is self._broken:
-            return None
-        if not len(job.inputs.token_ids):
-            return _NOTHING, job.inputs.token_ids, None
+        if self._ended(job) or not len(job.inputs.token_ids):
+            return self._passed(job)
+        return self._given(job, partial(self._executor.run, job.inputs, job.frame.payload))
+
+    def _start(self, executor: AheadExecutor, job: Job) -> Unfinished[Given]:
+        """The same in two halves."""
+        if self._ended(job) or not len(job.inputs.token_ids):
+            return _Computing(lambda: True, partial(self._passed, job))
         try:
-            output = self._executor.run(job.inputs, job.frame.payload)
+            under_way = executor.begin(job.inputs, job.frame.payload)
+        except BaseException:
+            self._broken = job.place
+            raise
+        return _Computing(under_way.ready, partial(self._given, job, under_way.result))
+
+    def _ended(self, job: Job) -> bool:
+        return job.place is not self._place or job.place is self._broken
+
+    def _passed(self, job: Job) -> Given:
+        """Of a step that nothing is computed for."""
+        return None if self._ended(job) else (_NOTHING, job.inputs.token_ids, None)
+
+    def _given(self, job: Job, compute: Callable[[], StepOutput]) -> Given:
+        try:
+            output = compute()
         except BaseException:
             self._broken = job.place  # those behind it have begun
             raise
+        if job.place is self._broken:  # the one before it failed after this one had begun
+            return None
         size = output.activations.nbytes
         if not size:
             return _NOTHING, output.token_ids, output.logprobs

@@ -111,6 +111,11 @@ class TorchExecutor:
         )
 
     @property
+    def stage(self) -> Stage | None:
+        """What is loaded."""
+        return None if self._resident is None else self._resident.stage
+
+    @property
     def device_name(self) -> str:
         return "cpu" if self._device.type == "cpu" else torch.cuda.get_device_name(self._device)
 

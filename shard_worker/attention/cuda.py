@@ -78,7 +78,8 @@ class FlashInferAttention:
         """`library`: flashinfer."""
         self._library = library or importlib.import_module("flashinfer")
         self.shape, self._device = shape, device
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        workspace_bytes = WORKSPACE_BYTES if device.type == "cuda" else 0
+        self._workspace = torch.zeros(workspace_bytes, dtype=torch.uint8, device=device)
         self._prefills: dict[int | None, Any] = {}
         self._decodes: dict[int | None, Any] = {}
         self._replayed: dict[tuple[int, int | None], Any] = {}  # by rows and window

@@ -207,7 +207,7 @@ def shape_plan(shape: StepShape, block_size_tokens: int, window: int | None = No
     """Of any step that was padded to this shape."""
     width = shape.width
     if window is not None:
-        width = min(width, (window - 1) // block_size_tokens + 2)  # a window may begin inside a block
+        width = min(width, (window - 2) // block_size_tokens + 2)  # a window may begin inside a block
     return GatherPlan((DecodeGroup(0, shape.rows, width),), ())
 
 

@@ -67,6 +67,10 @@ class CudaRecorder:
         return graph, output
 
 
+def recorder_for(lane: Lane) -> Recorder:
+    return PlainRecorder() if lane.stream is None else CudaRecorder(lane)
+
+
 class Shapes:
     """Which padded shape a step gets."""
 

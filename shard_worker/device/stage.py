@@ -6,6 +6,7 @@ replayed, others run as they come. On the processor all of it runs the same way,
 Numbers depend on who shares a step, in the last bits: libraries choose kernels by shape.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from shard_worker.attention.cuda import WORKSPACE_BYTES, WRAPPER_BYTES, best
 from shard_worker.attention.device import AttentionShape, DeviceAttention, DeviceColumns
 from shard_worker.attention.interface import LayerKv
 from shard_worker.attention.pages import StepShape, decode_order, padded, scrap_step, widest_of
-from shard_worker.device.graphs import ROWS, CudaRecorder, Output, PlainRecorder, Recorder, Shapes
+from shard_worker.device.graphs import ROWS, Output, Recorder, Shapes, recorder_for
 from shard_worker.device.layers import DeviceLayers
 from shard_worker.device.packing import Field, Layout, Sizes, layout_of, pack, sizes_of
 from shard_worker.device.sampling import sample
@@ -27,6 +28,7 @@ from shard_worker.executor import I64, StepInputs, StepOutput
 from shard_worker.model.stage import NO_BYTES, StageMemory
 from shard_worker.model.stage_weights import StageWeights
 
+MakeAttention = Callable[[AttentionShape, torch.device], tuple[DeviceAttention, str | None]]
 NO_IDS = np.empty(0, np.uint32)
 TORCH_TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
 
@@ -39,6 +41,9 @@ class InFlight:
     activations: memoryview
     ids: NDArray[np.int64] | None = None
     known: StepOutput | None = None
+
+    def ready(self) -> bool:
+        return self.out.passed()
 
     def result(self) -> StepOutput:
         """Blocks until it is out; holds until the `staging.TURNS`-th step after it begins."""
@@ -84,10 +89,15 @@ class DeviceStage:
         *,
         quantize: str = "none",
         recorded: bool = True,
+        make_attention: MakeAttention = best,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`recorded`: pad steps of decodes and, on CUDA, replay them. Raises LoadFailed."""
+        """`recorded`: pad steps of decodes and replay them, by `recorder` (None: as the device can).
+
+        Raises LoadFailed.
+        """
         self.weights, self.dtype, self.device = weights, dtype, device
-        self._recorded = recorded
+        self._recorded, self._make_attention, self._given_recorder = recorded, make_attention, recorder
         with torch.inference_mode():
             self._layers = DeviceLayers(weights, dtype, device, quantize)
         self._row_bytes = weights.hidden_size * dtype.itemsize
@@ -136,7 +146,7 @@ class DeviceStage:
         assert len(memory.kv) == len(self.weights.layers)
         self.release()
         size, num_blocks = memory.block_size_tokens, memory.kv[0].keys.shape[1]
-        attention, self.attention_reason = best(self.attention_shape(size), self.device)
+        attention, self.attention_reason = self._make_attention(self.attention_shape(size), self.device)
         shapes = Shapes(memory.step_tokens_max, num_blocks, attention.reads_tables)
         attention.hold(num_blocks, shapes.rows)
         staging = Staging(self.device, memory.step_tokens_max * self._row_bytes)
@@ -148,7 +158,7 @@ class DeviceStage:
             attention=attention,
             staging=staging,
             shapes=shapes,
-            recorder=CudaRecorder(staging.compute) if on_device else PlainRecorder(),
+            recorder=self._given_recorder or recorder_for(staging.compute),
             scrap_block=num_blocks - 1,
             fixed=DeviceBuffer(
                 self.device, layout_of(Sizes(rows, rows, shapes.width_max, rows, rows)).num_bytes

@@ -38,6 +38,9 @@ class Mark:
     def event(self) -> torch.cuda.Event | None:
         return self._event
 
+    def passed(self) -> bool:
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> None:
         """Blocks the calling thread, not the interpreter."""
         if self._event is not None:

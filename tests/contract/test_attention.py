@@ -15,12 +15,18 @@ from shard_worker.attention.interface import Attention, LayerKv
 from shard_worker.attention.reference import ReferenceAttention
 from shard_worker.executor import StepInputs
 from shard_worker.native import library
+from tests.contract.flashinfer_stand_in import FlashInferOnStandIn
 from tests.contract.native_attention import NativeAttention
 
 torch.set_num_threads(1)  # more would spin against whatever else runs here
 HEADS, KV_HEADS, HEAD_DIM, BLOCK, NUM_BLOCKS = 6, 2, 8, 4, 64
 TOLERANCE = 1e-5
-IMPLEMENTATIONS: list[Attention] = [ReferenceAttention(), CpuAttention(), GatheredAttention()]
+IMPLEMENTATIONS: list[Attention] = [
+    ReferenceAttention(),
+    CpuAttention(),
+    GatheredAttention(),
+    FlashInferOnStandIn(),
+]
 if library.native() is not None:
     IMPLEMENTATIONS.append(NativeAttention(threads=2))
 every = pytest.mark.parametrize("attention", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)

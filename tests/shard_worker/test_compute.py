@@ -92,6 +92,89 @@ def test_the_thread_goes_on_without_the_loop() -> None:
     run(ComputeThread, body)
 
 
+class Half:
+    """Work on a device that ends when it is told to."""
+
+    def __init__(self, seen: list[str], name: str, ended: threading.Event | None = None) -> None:
+        self.seen, self.name, self.ended = seen, name, ended
+
+    def __call__(self) -> "Half":
+        self.seen.append(f"{self.name} begins")
+        return self
+
+    def ready(self) -> bool:
+        return self.ended is None or self.ended.is_set()
+
+    def finish(self) -> str:
+        if self.ended is not None and not self.ended.wait(5):
+            raise TimeoutError(self.name)
+        self.seen.append(f"{self.name} ends")
+        return self.name
+
+
+@BOTH
+def test_halves_end_in_order_with_their_results(make: Callable[[], Compute]) -> None:
+    async def body(compute: Compute) -> None:
+        seen: list[str] = []
+        begun = [compute.ahead(Half(seen, name)) for name in "abcd"]
+        assert [await one for one in begun] == list("abcd")
+        assert [s for s in seen if s.endswith("ends")] == [f"{name} ends" for name in "abcd"]
+
+    run(make, body)
+
+
+def test_the_next_begins_before_the_last_has_ended() -> None:
+    async def body(compute: Compute) -> None:
+        seen: list[str] = []
+        a, b, c = threading.Event(), threading.Event(), threading.Event()
+        begun = [compute.ahead(Half(seen, n, e)) for n, e in (("a", a), ("b", b), ("c", c))]
+        while len(seen) < 2:  # noqa: ASYNC110 - of another thread
+            await asyncio.sleep(0)
+        assert seen == ["a begins", "b begins"]  # and no third before one of them ends
+        a.set()
+        assert await begun[0] == "a"
+        b.set()
+        c.set()
+        assert (await begun[1], await begun[2]) == ("b", "c")
+
+    run(ComputeThread, body)
+
+
+def test_other_calls_wait_until_nothing_is_left() -> None:
+    async def body(compute: Compute) -> None:
+        seen: list[str] = []
+        ended = threading.Event()
+        half = compute.ahead(Half(seen, "a", ended))
+        call = asyncio.ensure_future(compute.call(partial(seen.append, "load")))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert seen == ["a begins"]
+        ended.set()
+        await call
+        assert seen == ["a begins", "a ends", "load"] and await half == "a"
+
+    run(ComputeThread, body)
+
+
+def test_errors_of_either_half_go_to_the_caller() -> None:
+    def fails() -> Half:
+        raise MemoryError("full")
+
+    async def body(compute: Compute) -> None:
+        class Lost(Half):
+            def finish(self) -> str:
+                raise RuntimeError("device lost")
+
+        begun: list[Awaitable[str]] = [compute.ahead(fails), compute.ahead(Lost([], "a"))]
+        with pytest.raises(MemoryError, match="full"):
+            await begun[0]
+        with pytest.raises(RuntimeError, match="device lost"):
+            await begun[1]
+        assert await compute.ahead(Half([], "b")) == "b"
+
+    run(ComputeThread, body)
+
+
 def test_a_cancelled_caller_does_not_overtake() -> None:
     """The next call waits for what still runs: memory is not loaded anew under a step."""
 

@@ -1,13 +1,18 @@
 """A device's stage on the processor: all of its logic but the kernels, held against the torch stage."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from shard_worker.attention.cuda import best
+from shard_worker.attention.pages import StepShape
 from shard_worker.attention.reference import ReferenceAttention
-from shard_worker.device.stage import DeviceStage
+from shard_worker.device.graphs import Output
+from shard_worker.device.stage import DeviceStage, MakeAttention
 from shard_worker.device.staging import TURNS
 from shard_worker.executor import StepInputs
 from shard_worker.formats import prepared_stage
@@ -16,6 +21,7 @@ from shard_worker.model.layers import Precision
 from shard_worker.model.stage import NO_BYTES, Stage, StageMemory
 from shard_worker.model.stage_weights import Activation, StageWeights
 from shard_worker.model.torch_stage import TorchStage
+from tests.contract.flashinfer_stand_in import flashinfer_on_stand_in
 from tests.shard_worker import random_stage
 from tests.shard_worker.test_invariance import Tokens, ids, step_inputs
 
@@ -35,10 +41,8 @@ def torch_stage(weights: StageWeights) -> Stage:
     return stage
 
 
-def device_stage(
-    weights: StageWeights, dtype: torch.dtype = torch.float32, quantize: str = "none", recorded: bool = True
-) -> DeviceStage:
-    stage = DeviceStage(weights, dtype, CPU, quantize=quantize, recorded=recorded)
+def device_stage(weights: StageWeights, dtype: torch.dtype = torch.float32, **settings: Any) -> DeviceStage:
+    stage = DeviceStage(weights, dtype, CPU, **settings)
     stage.attach(StageMemory(stage.allocate(NUM_BLOCKS, BLOCK), BLOCK, STEP_TOKENS))
     return stage
 
@@ -56,7 +60,9 @@ def steps() -> list[StepInputs]:
         [(short, 1), (third, 1), (long, 1)],
         [(third, 1), (long, 1)],
         [(long, 1)],
+        [(third, 1), (long, 1), (short, 1)],
         [(short, 1), (long, 3), (third, 1)],
+        [(long, 1), (short, 1)],
     ]
     made = []
     for rows in plan:
@@ -76,13 +82,35 @@ def logits_of(stages: list[Stage]) -> list[torch.Tensor]:
     return found
 
 
+class Replay:
+    """As a recording does: what ran first for a shape runs again, with the columns and places it had then."""
+
+    def __init__(self) -> None:
+        self.recorded: dict[StepShape, Callable[[], Output]] = {}
+        self.replayed = 0
+
+    def run(self, shape: StepShape, work: Callable[[], Output]) -> Output:
+        self.replayed += shape in self.recorded
+        return self.recorded.setdefault(shape, work)()
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("ends", [(3,), (1, 3)])
+@pytest.mark.parametrize("attention", [best, flashinfer_on_stand_in])
 @pytest.mark.parametrize("recorded", [True, False])
-def test_is_the_torch_stage(variant: str, ends: tuple[int, ...], recorded: bool) -> None:
+def test_is_the_torch_stage(
+    variant: str, ends: tuple[int, ...], attention: MakeAttention, recorded: bool
+) -> None:
     parts = random_stage.split(VARIANTS[variant], ends)
     expected = logits_of([torch_stage(w) for w in parts])
-    ours = logits_of([device_stage(w, recorded=recorded) for w in parts])
+    replay = [Replay() for _ in parts]
+    ours = logits_of(
+        [
+            device_stage(w, recorded=recorded, make_attention=attention, recorder=r)
+            for w, r in zip(parts, replay, strict=True)
+        ]
+    )
+    assert all(bool(r.replayed) is recorded for r in replay)
     for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
 

@@ -1,9 +1,11 @@
 """The step path alone: it computes while it sends, never hands out a buffer twice, drops ended epochs."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import pytest
 
 from chassis.errors import LinkClosed
 from chassis.ids import Epoch
@@ -12,8 +14,8 @@ from chassis.messages.request import Sampling
 from chassis.ports import Ports
 from chassis.trace import SpanRing
 from chassis.transport.interface import Frame
-from shard_worker.compute import InlineCompute
-from shard_worker.executor import Loaded, ModelFacts, StageSpec, StepInputs, StepOutput
+from shard_worker.compute import Compute, ComputeThread, InlineCompute
+from shard_worker.executor import Loaded, ModelFacts, StageSpec, StepInputs, StepOutput, StepUnderWay
 from shard_worker.inputs import SlotTables, TableLimits
 from shard_worker.runner import Job, Place, StepRunner
 from tests.sim.loop import run as run_virtual
@@ -80,17 +82,49 @@ class Counting:
         return StepOutput(memoryview(self._output), np.empty(0, np.uint32))
 
 
+class OnDevice(Counting):
+    """Begins steps that end later, in one output buffer for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+        self.log: list[str] = []
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def begin(self, inputs: StepInputs, activations: memoryview) -> StepUnderWay:
+        self.begun += 1
+        self.log.append(f"{self.begun} begins")
+        return _UnderWay(self, self.begun)
+
+
+class _UnderWay:
+    def __init__(self, device: OnDevice, number: int) -> None:
+        self.device, self.number = device, number
+
+    def ready(self) -> bool:
+        return self.device.may_end.is_set()
+
+    def result(self) -> StepOutput:
+        assert self.device.may_end.wait(5)
+        self.device.log.append(f"{self.number} ends")
+        return self.device.run(None, memoryview(b""))  # type: ignore[arg-type]
+
+
 class Rig:
-    def __init__(self, send_s: float, compute_s: float) -> None:
+    def __init__(
+        self, send_s: float, compute_s: float, kind: type[Counting] = Counting, threaded: bool = False
+    ) -> None:
         self.link = SlowLink(send_s)
-        self.executor = Counting()
+        self.executor = kind()
+        self.compute: Compute = ComputeThread() if threaded else InlineCompute(lambda: compute_s)
         self.failures: list[tuple[int, str]] = []
         tracer = SpanRing(first_span_id=1)
         unused: list[object] = [None]
         ports = Ports(unused[0], unused[0], unused[0], tracer, str, int, int)  # type: ignore[arg-type]
         self.runner = StepRunner(
             self.executor,
-            InlineCompute(lambda: compute_s),
+            self.compute,
             ports,
             lambda epoch, cause: self.failures.append((epoch, cause)),
         )
@@ -192,6 +226,59 @@ def test_what_needs_no_waiting_is_sent_where_it_was_computed() -> None:
     run(rig, body)
     assert [payload for _, payload in rig.link.sent] == [bytes([i]) * 4 for i in range(1, 7)]
     assert all(f.released == 1 for f in rig.frames) and rig.failures == []
+
+
+def test_a_device_begins_a_step_before_the_last_has_ended() -> None:
+    rig = Rig(send_s=0, compute_s=0, kind=OnDevice, threaded=True)
+    device = rig.executor
+    assert isinstance(device, OnDevice)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group, asyncio.timeout(5):
+            tasks = [
+                group.create_task(rig.runner.compute_steps()),
+                group.create_task(rig.runner.send_outputs()),
+            ]
+            device.may_end.clear()
+            for number in range(1, 6):
+                rig.put(number)
+            while len(device.log) < 2:  # noqa: ASYNC110 - of another thread
+                await asyncio.sleep(0.001)
+            assert device.log == ["1 begins", "2 begins"]
+            device.may_end.set()
+            while len(rig.link.sent) < 5:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            for task in tasks:
+                task.cancel()
+            await rig.compute.close()
+
+    asyncio.run(main())
+    assert [payload for _, payload in rig.link.sent] == [bytes([i]) * 4 for i in range(1, 6)]
+    assert all(f.released == 1 for f in rig.frames) and rig.failures == []
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_what_began_behind_a_failed_step_is_dropped(threaded: bool) -> None:
+    rig = Rig(send_s=0, compute_s=0, kind=OnDevice, threaded=threaded)
+    rig.executor.fails_at = 2
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group, asyncio.timeout(5):
+            tasks = [
+                group.create_task(rig.runner.compute_steps()),
+                group.create_task(rig.runner.send_outputs()),
+            ]
+            for number in range(1, 7):
+                rig.put(number)
+            while rig.runner.dropped < 4:  # noqa: ASYNC110 - of another thread
+                await asyncio.sleep(0.001)
+            for task in tasks:
+                task.cancel()
+            await rig.compute.close()
+
+    asyncio.run(main())
+    assert len(rig.link.sent) == 1 and rig.failures == [(1, "step 2: RuntimeError: device lost")]
+    assert rig.runner.dropped == 4 and all(f.released == 1 for f in rig.frames)
 
 
 def test_after_a_failed_step_none_is_computed() -> None:
