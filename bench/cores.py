@@ -29,7 +29,7 @@ from chassis.messages.chunk import (
     parse_chunk,
 )
 from chassis.messages.gateway import Delta, build_event
-from chassis.messages.pipeline import parse_step
+from chassis.messages.pipeline import read_step
 from chassis.messages.registry import WorkerEntry
 from chassis.messages.request import Limits, Request, Sampling
 from chassis.trace import SpanRing
@@ -37,7 +37,9 @@ from gateway.detokenizer import OutputText
 from gateway.events import ChunkArrived, Pass, Publish, Published, PublishRequest, Submit
 from gateway.streams import Streams
 from shard_worker.fake_model import EOS_ID, TOKEN_BYTES
-from shard_worker.inputs import SlotTables, TableLimits
+from shard_worker.inputs import MakeTables, TableLimits, portable_tables
+from shard_worker.native.library import native
+from shard_worker.native.tables import native_tables
 
 GATEWAY = GatewayId("gw")
 MODEL_DIGEST = "d"
@@ -160,24 +162,23 @@ def batcher_step(sequences: int) -> tuple[Sample, list[bytes]]:
     return Sample(tuple(values), "us"), pipe.headers
 
 
-def worker_step(headers: list[bytes]) -> Sample:
-    tables = SlotTables(
-        TableLimits(
-            slots_max=64,
-            block_size_tokens=16,
-            num_blocks=60_000,
-            context_len_max=1 << 16,
-            step_tokens_max=512,
-            vocab_size=512,
-        )
+def worker_step(headers: list[bytes], make_tables: MakeTables) -> Sample:
+    limits = TableLimits(
+        slots_max=64,
+        block_size_tokens=16,
+        num_blocks=60_000,
+        context_len_max=1 << 16,
+        step_tokens_max=512,
+        vocab_size=512,
     )
+    tables = make_tables(limits, True, 4)
     parsed = iter(headers)
 
     def one() -> int:
         header = next(parsed, None)
         if header is None:
             return 0
-        tables.apply(parse_step(header))
+        tables.take(read_step(header))
         return 1
 
     for _ in range(60):
@@ -233,8 +234,13 @@ def main() -> None:
         rows.append([f"batcher, {sequences} sequences", str(sample)])
         if sequences == 16:
             values["batcher.step_us"] = sample
-            values["worker.step_us"] = worker_step(headers)
-            rows.append(["worker, 16 sequences: parse and lay out", str(values["worker.step_us"])])
+            library = native()
+            for name, make, how in (
+                ("worker.step_us", native_tables(library) if library else portable_tables, ""),
+                ("worker.step_portable_us", portable_tables, " without compiled code"),
+            ):
+                values[name] = worker_step(headers, make)
+                rows.append([f"worker, 16 sequences: parse and lay out{how}", str(values[name])])
     values["gateway.chunk_us"] = gateway_chunk()
     rows.append(["gateway, a stream and chunk, gRPC's write excluded", str(values["gateway.chunk_us"])])
     sys.stdout.write(table(rows) + "\n")

@@ -15,9 +15,11 @@ from pathlib import Path
 from statistics import median
 
 from bench.results_file import Sample, table, write
-from chassis.messages.pipeline import SlotStart, build_step, parse_step
+from chassis.messages.pipeline import SlotStart, build_step, read_step
 from chassis.messages.request import Sampling
-from shard_worker.inputs import SlotTables, TableLimits
+from shard_worker.inputs import MakeTables, TableLimits, portable_tables
+from shard_worker.native.library import native
+from shard_worker.native.tables import native_tables
 
 ROUNDS = 5
 REPEATS = 30
@@ -71,7 +73,7 @@ def _synced_write(folder: Path) -> float:
         return _waiting(REPEATS, append, IDLE_S)
 
 
-def _first_step(idle_s: float) -> float:
+def _first_step(make_tables: MakeTables, idle_s: float) -> float:
     """A worker's Python before it computes a prompt of 128 tokens."""
     header = build_step(
         1, 1, slots=[0], num_tokens=[128], starts=[0], flags=[3], output_index=[0], table_lens=[9],
@@ -82,19 +84,22 @@ def _first_step(idle_s: float) -> float:
         slots_max=64, block_size_tokens=16, num_blocks=4096, context_len_max=2048, step_tokens_max=512,
         vocab_size=49152,
     )  # fmt: skip
-    tables = SlotTables(limits)
-    return _waiting(REPEATS, lambda: tables.apply(parse_step(header)), idle_s)
+    tables = make_tables(limits, True, 4)
+    return _waiting(REPEATS, lambda: tables.take(read_step(header)), idle_s)
 
 
 def main() -> None:
     taken: dict[str, list[float]] = {}
+    kinds: dict[str, MakeTables] = {"": portable_tables}
+    if (library := native()) is not None:
+        kinds["native_"] = native_tables(library)
     with tempfile.TemporaryDirectory(dir=".") as folder:  # where a broker's files would be, not in memory
         for _ in range(ROUNDS):
             for name, seconds in (
                 ("floor.hop_us", _hop()),
                 ("floor.synced_write_us", _synced_write(Path(folder))),
-                ("floor.worker_hot_us", _first_step(0.0)),
-                ("floor.worker_idle_us", _first_step(IDLE_S)),
+                *((f"floor.worker_{kind}hot_us", _first_step(make, 0.0)) for kind, make in kinds.items()),
+                *((f"floor.worker_{kind}idle_us", _first_step(make, IDLE_S)) for kind, make in kinds.items()),
             ):
                 taken.setdefault(name, []).append(1e6 * seconds)
     values = {name: Sample(tuple(us), "us") for name, us in taken.items()}

@@ -228,7 +228,7 @@ def read_step(data: bytes) -> PackedStep:
         m.token_ids,
         m.table_lens,
         m.table,
-        tuple(map(_parse_start, fresh)) if fresh else (),
+        tuple(map(_parse_start, fresh[:])) if fresh else (),
         m.freed_slots,
         _parse_timings(timings) if timings else (),
     )

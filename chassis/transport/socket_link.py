@@ -39,6 +39,8 @@ class _Kind(IntEnum):
     CREDIT = 4
 
 
+_FRAME = int(_Kind.FRAME)
+_NOTHING = memoryview(b"")
 _CREDIT = _PREFIX.pack(_MAGIC, _Kind.CREDIT, 0, 0, 0)
 
 
@@ -89,6 +91,7 @@ class SocketLink(asyncio.BufferedProtocol):
         self._owed_max = max(1, options.slots // 2)
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._prefix = bytearray(_PREFIX.size)
+        self._between = False  # nothing has come of the next frame
         self._expect_prefix()
 
     # ---- the link ----------------------------------------------------------------------------------
@@ -160,8 +163,11 @@ class SocketLink(asyncio.BufferedProtocol):
     def _write(self, kind: _Kind, header: bytes = b"", payload: bytes | memoryview = b"") -> None:
         assert self._transport is not None
         view = memoryview(payload)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        head = _PREFIX.pack(_MAGIC, kind, 0, len(header), len(view)) + header
+        head = _PREFIX.pack(_MAGIC, kind, 0, len(header), view.nbytes) + header
+        if not view.nbytes:
+            self._transport.write(head)
+            return
+        view = view.cast("B")
         if len(view) <= _JOINED_BYTES_MAX:
             self._transport.write(head + view)
         else:
@@ -213,11 +219,41 @@ class SocketLink(asyncio.BufferedProtocol):
 
     def _take(self, data: memoryview) -> None:
         while data and not self.closed:
+            if self._between and (taken := self._take_whole(data)):
+                data = data[taken:]
+                continue
             part = data[: len(self._target) - self._filled]
             self._target[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
+            self._between = False
             data = data[len(part) :]
             self._advance()
+
+    def _take_whole(self, data: memoryview) -> int:
+        """A small frame that is there as a whole, as most are. Returns its bytes; 0: it goes the long way."""
+        if len(data) < _PREFIX.size:
+            return 0
+        magic, kind, _, header_len, payload_len = _PREFIX.unpack_from(data)
+        header_end = _PREFIX.size + header_len
+        end: int = header_end + payload_len
+        if kind != _FRAME or magic != _MAGIC or end > len(data) or not self._free_slots:
+            return 0
+        if payload_len > self._options.slot_bytes:
+            return 0
+        slot = self._free_slots.pop()
+        target = _NOTHING
+        if payload_len:
+            target = self._target_of(slot, payload_len)
+            target[:] = data[header_end:end]
+        self._flow.put_frame(SocketFrame(self, bytes(data[_PREFIX.size : header_end]), slot, target))
+        return end
+
+    def _target_of(self, slot: int, payload_len: int) -> memoryview:
+        buffer = self._slots[slot]
+        if len(buffer) < payload_len:
+            size = max(_SLOT_BYTES_MIN, 1 << (payload_len - 1).bit_length())
+            buffer = self._slots[slot] = bytearray(min(size, self._options.slot_bytes))
+        return memoryview(buffer)[:payload_len]
 
     def _advance(self) -> None:
         """Goes on to the next target whenever one is full; empty ones are full at once."""
@@ -230,6 +266,7 @@ class SocketLink(asyncio.BufferedProtocol):
         self._target, self._filled, self._next = target, 0, following
 
     def _expect_prefix(self) -> None:
+        self._between = self._standing
         self._expect(memoryview(self._prefix), self._prefix_done)
 
     def _prefix_done(self) -> None:
@@ -251,11 +288,7 @@ class SocketLink(asyncio.BufferedProtocol):
         match self._arriving:
             case _Kind.FRAME:
                 self._slot = self._free_slots.pop()
-                slot = self._slots[self._slot]
-                if len(slot) < self._arriving_payload:
-                    size = max(_SLOT_BYTES_MIN, 1 << (self._arriving_payload - 1).bit_length())
-                    slot = self._slots[self._slot] = bytearray(min(size, self._options.slot_bytes))
-                self._expect(memoryview(slot)[: self._arriving_payload], self._payload_done)
+                self._expect(self._target_of(self._slot, self._arriving_payload), self._payload_done)
                 return
             case _Kind.CREDIT:
                 if self._flow.credits >= _SLOTS_MAX:
