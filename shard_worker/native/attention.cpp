@@ -22,6 +22,7 @@ constexpr int PANEL = 6;                        // query rows of one product: 12
 constexpr int TILE_STRIPS = 8;                  // strips between two looks at the running maximum
 constexpr int TILE = TILE_STRIPS * LANES;
 constexpr int64_t WIDENED_PANELS = 3;           // from so many on, a tile in bfloat16 is widened once for all
+constexpr int64_t LINE = 64;                    // of the cache, bytes
 constexpr int64_t UNIT_ROWS = 48;               // query rows of a unit: their sums stay in the first cache
 
 struct Panel {
@@ -50,10 +51,25 @@ struct Strip {
     int32_t valid;       // lanes that are positions
 };
 
-// Asks for the part of a head of a block that goes with one of its strips.
-SHOAL_INLINE void prefetch_part(const char *head, int64_t head_bytes, int64_t part, int64_t parts) {
-    for (int64_t at = head_bytes * part / parts & ~(int64_t)63; at < head_bytes * (part + 1) / parts; at += 64)
-        __builtin_prefetch(head + at);
+// What comes into the cache while a panel is computed: the blocks of the next tile, a line at a time, so that
+// reading them and computing overlap.
+struct Ahead {
+    const char *blocks[TILE_STRIPS];
+    int count = 0, next = 0;
+    int64_t block_bytes = 0;
+
+    const char *take() { return next < count ? blocks[next++] : nullptr; }
+    void take_rest() {
+        while (const char *block = take())
+            for (int64_t at = 0; at < block_bytes; at += LINE) __builtin_prefetch(block + at);
+    }
+};
+
+// With each of a product's steps the lines of a block that hold as much of it.
+template <typename T>
+SHOAL_INLINE void prefetch_step(const char *block, int64_t index) {
+    constexpr int64_t LINES = sizeof(T) / sizeof(bf16);
+    for (int64_t i = 0; i < LINES; i++) __builtin_prefetch(block + (index * LINES + i) * LINE);
 }
 
 // acc += left x right, with the fewer of the two kept in registers beside the sums.
@@ -76,23 +92,26 @@ SHOAL_INLINE void outer(v8 (&acc)[R][C], Left left, Right right) {
     }
 }
 
-template <typename T, int R, int C>
-SHOAL_INLINE void scores_of(const float *queries, int64_t head_dim, int64_t pad, const Strip *strips, float *scores) {
+template <typename T, int R, int C, bool AHEAD>
+SHOAL_INLINE void scores_of(const float *queries, int64_t head_dim, int64_t pad, const Strip *strips, float *scores,
+                            const char *ahead) {
     v8 acc[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) acc[r][c] = set1(0.0f);
     const T *keys[C];
     for (int c = 0; c < C; c++) keys[c] = (const T *)strips[c].keys;
-    for (int64_t d = 0; d < head_dim; d++)
+    for (int64_t d = 0; d < head_dim; d++) {
+        if (AHEAD) prefetch_step<T>(ahead, d);
         outer<R, C>(
             acc, [&](int r) { return set1(queries[d * R + r]); }, [&](int c) { return load(keys[c] + d * pad); });
+    }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(scores + r * TILE + c * LANES, acc[r][c]);
 }
 
-template <typename T, int R, int C>
+template <typename T, int R, int C, bool AHEAD>
 SHOAL_INLINE void add_values(const Panel &panel, const Strip *strips, int count, const float *weights, float *sums,
-                             int64_t head_dim, int64_t at) {
+                             int64_t head_dim, int64_t at, const char *ahead) {
     v8 acc[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++)
@@ -101,9 +120,11 @@ SHOAL_INLINE void add_values(const Panel &panel, const Strip *strips, int count,
         const T *values = (const T *)strips[s].values + at;
         int lanes = std::min(strips[s].valid, panel.last - strips[s].position + 1);
         const float *w = weights + s * LANES;
-        for (int j = 0; j < lanes; j++, values += head_dim)
+        for (int j = 0; j < lanes; j++, values += head_dim) {
+            if (AHEAD) prefetch_step<T>(ahead, s * LANES + j);
             outer<R, C>(
                 acc, [&](int r) { return set1(w[r * TILE + j]); }, [&](int c) { return load(values + c * LANES); });
+        }
     }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(sums + r * head_dim + at + c * LANES, acc[r][c]);
@@ -148,39 +169,54 @@ void soften(Panel &panel, const Strip *strips, int count, float softcap, float *
     }
 }
 
+// Calls work(ahead, std::true_type) while there is something ahead, else work(nullptr, std::false_type).
+template <typename F>
+SHOAL_INLINE void with_ahead(Ahead &ahead, F work) {
+    if (const char *block = ahead.take())
+        work(block, std::true_type());
+    else
+        work(nullptr, std::false_type());
+}
+
 template <typename T, int R>
 void panel_over_tile(Panel &panel, const float *queries, float *sums, float *scores, const Strip *strips, int count,
-                     int64_t head_dim, int64_t pad, float softcap) {
+                     int64_t head_dim, int64_t pad, float softcap, Ahead &ahead) {
     constexpr int WIDE = R <= 3 ? 4 : 2;
     for (int s = 0; s < count;) {
         // Strips are in step with each other: one more costs less than one alone. What is past the last is not used.
         const int left = count - s;
-        if (left > 2 && WIDE == 4) {
-            scores_of<T, R, WIDE>(queries, head_dim, pad, strips + s, scores + s * LANES);
-            s += WIDE;
-        } else if (left > 1) {
-            scores_of<T, R, 2>(queries, head_dim, pad, strips + s, scores + s * LANES);
-            s += 2;
-        } else {
-            scores_of<T, R, 1>(queries, head_dim, pad, strips + s, scores + s * LANES);
-            s += 1;
-        }
+        auto some = [&](auto strips_taken) {
+            constexpr int C = decltype(strips_taken)::value;
+            with_ahead(ahead, [&](const char *block, auto is) {
+                scores_of<T, R, C, decltype(is)::value>(queries, head_dim, pad, strips + s, scores + s * LANES, block);
+            });
+            s += C;
+        };
+        if (WIDE == 4 && left > 2)
+            some(std::integral_constant<int, WIDE>());
+        else if (left > 1)
+            some(std::integral_constant<int, 2>());
+        else
+            some(std::integral_constant<int, 1>());
     }
     soften(panel, strips, count, softcap, scores);
     int64_t at = 0;
     for (; at + WIDE * LANES <= head_dim; at += WIDE * LANES)
-        add_values<T, R, WIDE>(panel, strips, count, scores, sums, head_dim, at);
-    for (; at < head_dim; at += LANES) add_values<T, R, 1>(panel, strips, count, scores, sums, head_dim, at);
+        with_ahead(ahead, [&](const char *block, auto is) {
+            add_values<T, R, WIDE, decltype(is)::value>(panel, strips, count, scores, sums, head_dim, at, block);
+        });
+    for (; at < head_dim; at += LANES)
+        add_values<T, R, 1, false>(panel, strips, count, scores, sums, head_dim, at, nullptr);
 }
 
 template <typename T>
 void panel_over_tile(const AttentionShape &shape, Panel &panel, Memory &memory, int64_t index, const Strip *strips,
-                     int count, int64_t pad) {
+                     int count, int64_t pad, Ahead &ahead) {
     const float *queries = memory.queries + index * PANEL * shape.head_dim;
     float *sums = memory.sums + index * PANEL * shape.head_dim;
     auto over = [&](auto rows) {
         panel_over_tile<T, decltype(rows)::value>(panel, queries, sums, memory.scores, strips, count, shape.head_dim,
-                                                  pad, shape.softcap);
+                                                  pad, shape.softcap, ahead);
     };
     switch (panel.rows) {
         case 1: return over(std::integral_constant<int, 1>());
@@ -215,8 +251,13 @@ struct Row {
         return {keys + within, keys + shape.key_size() + within * shape.head_dim, (int32_t)(block * shape.block_size + within),
                 (int32_t)std::min<int64_t>(LANES, shape.block_size - within)};
     }
-    void prefetch(int64_t strip, int64_t head) const {
-        prefetch_part((const char *)head_of(strip, head), shape.head_size() * (int64_t)sizeof(T), strip % per_block, per_block);
+    // The blocks of a tile, up to the strip `end`.
+    Ahead ahead(int64_t tile, int64_t end, int64_t head) const {
+        Ahead ahead;
+        ahead.block_bytes = shape.head_size() * (int64_t)sizeof(T);
+        for (int64_t s = tile; s < std::min(tile + TILE_STRIPS, end); s++)
+            if (s % per_block == 0 || s == tile) ahead.blocks[ahead.count++] = (const char *)head_of(s, head);
+        return ahead;
     }
 };
 
@@ -242,10 +283,8 @@ void unit_over_row(const AttentionShape &shape, const Row<T> &row, const Attenti
         const int count = (int)std::min<int64_t>(TILE_STRIPS, end - tile);
         for (int64_t h = 0; h < unit.heads; h++) {
             Strip strips[TILE_STRIPS];
-            for (int s = 0; s < TILE_STRIPS; s++) {
-                strips[s] = row.strip(tile + std::min(s, count - 1), unit.head + h);
-                if (tile + TILE_STRIPS + s < end) row.prefetch(tile + TILE_STRIPS + s, unit.head + h);
-            }
+            for (int s = 0; s < TILE_STRIPS; s++) strips[s] = row.strip(tile + std::min(s, count - 1), unit.head + h);
+            Ahead ahead = row.ahead(tile + TILE_STRIPS, end, unit.head + h);
             const bool widened = sizeof(T) < sizeof(float) && panels_a_head >= WIDENED_PANELS;
             if (widened) widen_strips(shape, strips, count, memory.wide);
             for (int64_t i = h * panels_a_head; i < (h + 1) * panels_a_head; i++) {
@@ -254,10 +293,11 @@ void unit_over_row(const AttentionShape &shape, const Row<T> &row, const Attenti
                 while (seen && strips[seen - 1].position > panel.last) seen--;
                 if (!seen || strips[seen - 1].position + LANES <= panel.first) continue;
                 if (widened)
-                    panel_over_tile<float>(shape, panel, memory, i, strips, seen, LANES);
+                    panel_over_tile<float>(shape, panel, memory, i, strips, seen, LANES, ahead);
                 else
-                    panel_over_tile<T>(shape, panel, memory, i, strips, seen, shape.block_pad());
+                    panel_over_tile<T>(shape, panel, memory, i, strips, seen, shape.block_pad(), ahead);
             }
+            ahead.take_rest();
         }
     }
 }
@@ -339,8 +379,7 @@ void prefetch_as(const AttentionShape &shape, const shoal_step &step, const void
     const Row<T> row(shape, pages, step.block_tables + unit.row * step.table_stride);
     const int64_t tile = row.strip_of(low) / TILE_STRIPS * TILE_STRIPS;
     const int64_t end = std::min(tile + TILE_STRIPS, row.strip_of(position) + 1);
-    for (int64_t h = 0; h < unit.heads; h++)
-        for (int64_t s = tile; s < end; s++) row.prefetch(s, unit.head + h);
+    for (int64_t h = 0; h < unit.heads; h++) row.ahead(tile, end, unit.head + h).take_rest();
 }
 
 }  // namespace

@@ -3,12 +3,14 @@
 In float32, on models whose two largest logits are asserted to differ by more than rounding at every step.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shard_worker.native import library
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from tests.shard_worker import tiny_models
 from tests.shard_worker.driver import Driver, Sequence
@@ -25,6 +27,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
     return tiny_models.make(folder)
+
+
+@dataclass(frozen=True)
+class Setting:
+    folder: Path
+    engine: str
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def setting(request: pytest.FixtureRequest, folder: Path) -> Setting:
+    if request.param == "native" and library.native() is None:
+        pytest.skip("no compiler here")
+    return Setting(folder, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +59,13 @@ def expected(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     return [output for output, _ in answers]
 
 
-def driver(folder: Path, ends: tuple[int, ...], num_blocks: int = 400, **settings: int) -> Driver:
-    config = EngineConfig(str(folder), num_blocks=num_blocks, digest_cache_dir=str(folder / "digests"))
+def driver(setting: Setting, ends: tuple[int, ...], num_blocks: int = 400, **settings: int) -> Driver:
+    config = EngineConfig(
+        str(setting.folder),
+        engine=setting.engine,
+        num_blocks=num_blocks,
+        digest_cache_dir=str(setting.folder / "digests"),
+    )
     return Driver([TorchExecutor(config) for _ in ends], ends, **settings)
 
 
@@ -55,31 +75,31 @@ def greedy(prompts: list[list[int]]) -> list[Sequence]:
 
 @pytest.mark.parametrize("ends", SPLITS)
 def test_alone(
-    folder: Path, prompts: list[list[int]], expected: list[list[int]], ends: tuple[int, ...]
+    setting: Setting, prompts: list[list[int]], expected: list[list[int]], ends: tuple[int, ...]
 ) -> None:
-    pipeline = driver(folder, ends)
+    pipeline = driver(setting, ends)
     assert [pipeline.run(greedy([p]))[0] for p in prompts] == expected
 
 
 @pytest.mark.parametrize("ends", SPLITS)
 def test_together(
-    folder: Path, prompts: list[list[int]], expected: list[list[int]], ends: tuple[int, ...]
+    setting: Setting, prompts: list[list[int]], expected: list[list[int]], ends: tuple[int, ...]
 ) -> None:
-    pipeline = driver(folder, ends, step_tokens=1024)
+    pipeline = driver(setting, ends, step_tokens=1024)
     assert pipeline.run(greedy(prompts), chunk=1024) == expected
     assert pipeline.steps == NUM_OUTPUT
 
 
 @pytest.mark.parametrize(("chunk", "block_size"), [(1, 4), (3, 1), (5, 16), (16, 8)])
 def test_in_chunks_mixed_with_decodes(
-    folder: Path, prompts: list[list[int]], expected: list[list[int]], chunk: int, block_size: int
+    setting: Setting, prompts: list[list[int]], expected: list[list[int]], chunk: int, block_size: int
 ) -> None:
-    pipeline = driver(folder, (2, 6), num_blocks=1000, block_size=block_size, step_tokens=40)
+    pipeline = driver(setting, (2, 6), num_blocks=1000, block_size=block_size, step_tokens=40)
     assert pipeline.run(greedy(prompts), chunk=chunk) == expected
 
 
-def test_after_preemption(folder: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    pipeline = driver(folder, (1, 4, 6))
+def test_after_preemption(setting: Setting, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    pipeline = driver(setting, (1, 4, 6))
     sequences = greedy(prompts)
     victims = {4: 0, 6: 15, 9: 14, 11: 1, 13: 15}
     while rows := pipeline.plan(sequences, 10):
@@ -91,8 +111,8 @@ def test_after_preemption(folder: Path, prompts: list[list[int]], expected: list
     assert [s.output for s in sequences] == expected
 
 
-def test_with_prefix_hits(folder: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    pipeline = driver(folder, (2, 6))
+def test_with_prefix_hits(setting: Setting, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    pipeline = driver(setting, (2, 6))
     first, second, again = greedy([prompts[0], prompts[1], prompts[0]])
     pipeline.run([first])
     assert pipeline.share(first, second) == 20
@@ -101,9 +121,9 @@ def test_with_prefix_hits(folder: Path, prompts: list[list[int]], expected: list
 
 
 def test_reformation_keeps_weights_and_cache(
-    folder: Path, prompts: list[list[int]], expected: list[list[int]]
+    setting: Setting, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    first = driver(folder, (2, 6), num_blocks=60)
+    first = driver(setting, (2, 6), num_blocks=60)
     started = Sequence(prompts[0], NUM_OUTPUT)
     for _ in range(6):
         first.step(first.plan([started], 16))
@@ -119,13 +139,13 @@ def sampled(prompts: list[list[int]]) -> list[Sequence]:
     return [Sequence(prompt, NUM_OUTPUT, *SAMPLED[i % 4], seed=1000 + i) for i, prompt in enumerate(prompts)]
 
 
-def test_sampled_output_depends_on_its_own_request_only(folder: Path, prompts: list[list[int]]) -> None:
-    alone = [driver(folder, (6,)).run([s])[0] for s in sampled(prompts)]
-    assert driver(folder, (6,), step_tokens=1024).run(sampled(prompts), chunk=1024) == alone
-    assert driver(folder, (1, 4, 6), step_tokens=32).run(sampled(prompts)[::-1], chunk=7)[::-1] == alone
-    mixed = driver(folder, (2, 6)).run(sampled(prompts[:8]) + greedy(prompts[8:]))
+def test_sampled_output_depends_on_its_own_request_only(setting: Setting, prompts: list[list[int]]) -> None:
+    alone = [driver(setting, (6,)).run([s])[0] for s in sampled(prompts)]
+    assert driver(setting, (6,), step_tokens=1024).run(sampled(prompts), chunk=1024) == alone
+    assert driver(setting, (1, 4, 6), step_tokens=32).run(sampled(prompts)[::-1], chunk=7)[::-1] == alone
+    mixed = driver(setting, (2, 6)).run(sampled(prompts[:8]) + greedy(prompts[8:]))
     assert mixed[:8] == alone[:8]
     other_seeds = [
         Sequence(s.prompt, NUM_OUTPUT, *SAMPLED[i % 4], seed=5) for i, s in enumerate(sampled(prompts))
     ]
-    assert driver(folder, (6,)).run(other_seeds) != alone
+    assert driver(setting, (6,)).run(other_seeds) != alone

@@ -9,6 +9,7 @@ import torch
 
 from chassis.messages.card import parse_card
 from shard_worker.executor import Executor, LoadFailed, StageSpec
+from shard_worker.native import library
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from tests.shard_worker import tiny_models
 from tests.shard_worker.driver import NOTHING, Driver, Row, Sequence, step_inputs
@@ -54,16 +55,30 @@ def test_a_context_is_what_was_asked_for(folder: Path, tmp_path: Path) -> None:
     assert short.digest == same.digest != long.digest  # other numbers: of another model
 
 
-def test_kv_memory_decides_the_blocks(folder: Path) -> None:
-    block_bytes = 2 * 6 * 2 * 4 * 8 * 4
-    assert (
-        executor(folder, num_blocks=None, kv_memory_mb=1).load(WHOLE).num_blocks == (1 << 20) // block_bytes
-    )
+@pytest.mark.parametrize(("engine", "key_positions"), [("torch", 4), ("native", 8)])
+def test_kv_memory_decides_the_blocks(folder: Path, engine: str, key_positions: int) -> None:
+    """Compiled code keeps keys in whole vectors of 8."""
+    if engine == "native" and library.native() is None:
+        pytest.skip("no compiler here")
+    block_bytes = 6 * 2 * (4 + key_positions) * 8 * 4
+    made = executor(folder, num_blocks=None, kv_memory_mb=1, engine=engine)
+    assert made.load(WHOLE).num_blocks == (1 << 20) // block_bytes
     half = StageSpec(0, 2, 0, 3, 4, 8, 64)
-    assert (
-        executor(folder, num_blocks=None, kv_memory_mb=1).load(half).num_blocks
-        == (1 << 20) * 2 // block_bytes
-    )
+    made = executor(folder, num_blocks=None, kv_memory_mb=1, engine=engine)
+    assert made.load(half).num_blocks == (1 << 20) * 2 // block_bytes
+
+
+def test_the_engine_is_chosen_by_what_can_be_had(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "native", lambda: None)
+    outputs = [
+        Driver([executor(folder, engine=engine)], (6,)).run([Sequence([1, 2, 3], 4)])
+        for engine in ("auto", "torch")
+    ]
+    assert outputs[0] == outputs[1]
+    with pytest.raises(LoadFailed, match="engine native: there is no compiled code"):
+        executor(folder, engine="native").load(WHOLE)
+    with pytest.raises(LoadFailed, match="engine 'fastest' is not one of auto, native"):
+        executor(folder, engine="fastest")
 
 
 def test_memory_stays_while_the_range_does(folder: Path) -> None:
