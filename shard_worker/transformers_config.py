@@ -106,15 +106,15 @@ def config_from_transformers(path: Path) -> ModelConfig:
     model = empty_model(config, torch.float32, "eager", "meta")
     layers = layers_of(model)
     sizes = [sum(p.numel() for p in layer.parameters() if p.ndim > 1) for layer in layers]
-    heads = _size(config, "num_attention_heads")
+    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
     return ModelConfig(
         family=FAMILY,
-        hidden_size=_size(config, "hidden_size"),
+        hidden_size=hidden,
         num_layers=len(layers),
         num_heads=heads,
         num_kv_heads=_size(config, "num_key_value_heads", heads),
-        head_dim=_size(config, "head_dim", config.hidden_size // heads),
-        intermediate_size=_size(config, "intermediate_size", 4 * config.hidden_size),
+        head_dim=_size(config, "head_dim", hidden // max(1, heads)),
+        intermediate_size=_size(config, "intermediate_size", 4 * hidden),
         vocab_size=_size(config, "vocab_size"),
         context_len_max=_size(config, "max_position_embeddings"),
         tied_head=bool(getattr(config, "tie_word_embeddings", False)),
@@ -123,7 +123,10 @@ def config_from_transformers(path: Path) -> ModelConfig:
 
 
 def _size(config: Any, name: str, default: int | None = None) -> int:
-    value = getattr(config, name, None)
+    try:
+        value = getattr(config, name, None)
+    except Exception as error:  # some models have other sizes in every layer, and say so like this
+        raise LoadFailed(f"model_type {config.model_type!r} can't be served: {first_line(error)}") from None
     value = default if value is None else value
     if not isinstance(value, int):
         raise LoadFailed(f"model_type {config.model_type!r} can't be served: its {name} is {value!r}")

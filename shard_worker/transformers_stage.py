@@ -74,6 +74,10 @@ class TransformersStage:
             return output
         return output.to(self._precision.dtype).to(self._precision.compute)
 
+    @property
+    def num_kv_heads(self) -> int:
+        return self._sizes.num_kv_heads
+
     # ---- weights -----------------------------------------------------------------------------------------
 
     def _load(self, checkpoint: HfCheckpoint, layers: Any) -> None:
@@ -194,6 +198,7 @@ class _Port:
 
     def __init__(self, stage: TransformersStage, layer: int, window: int | None) -> None:
         self.stage, self.layer, self.window, self.calls = stage, layer, window, 0
+        self.num_kv_heads = stage.num_kv_heads
 
 
 class _Gate:
@@ -255,6 +260,8 @@ def paged_attention(
         raise LoadFailed(f"its attention wants {(strange or ['a mask'])[0]}")
     if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
         raise LoadFailed("its keys and values differ in size")
+    if key.shape[1] != port.num_kv_heads:
+        raise LoadFailed(f"it has {key.shape[1]} KV heads, where its configuration says {port.num_kv_heads}")
     window = port.window if sliding_window is None else sliding_window
     attended = port.stage.attend(
         port,

@@ -122,6 +122,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
         "rope type dynamic changes",
     ),
+    "sizes that differ by layer": ("gemma4_text", {"num_hidden_layers": 6}, "per-layer attribute"),
     "pictures": ("llava", {}, "it takes more than text"),
 }
 
@@ -134,6 +135,12 @@ def test_what_can_not_work_is_refused(tmp_path: Path, which: str) -> None:
     with pytest.raises(LoadFailed, match=message) as refusal:
         open_checkpoint(tmp_path)
     assert str(tmp_path) in str(refusal.value)
+
+
+def test_heads_that_nobody_told_of_are_refused_by_the_trial(tmp_path: Path) -> None:
+    tiny_models.make_small(tmp_path, "persimmon")  # which knows no num_key_value_heads
+    with pytest.raises(LoadFailed, match="it has 4 KV heads, where its configuration says 2"):
+        executors(tmp_path, 1)[0].load(StageSpec(0, 1, 0, 4, 4, 8, 64))
 
 
 def test_sinks_are_refused_by_the_trial(tmp_path: Path) -> None:
