@@ -125,7 +125,10 @@ size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max) {
     const auto at_most = [m_max](int64_t rows) {
         return static_cast<size_t>(std::clamp<int64_t>(m_max, 1, rows));
     };
-    const size_t packed = at_most(shoal::rows_at_once(linear->inputs)) * inputs * sizeof(float);
+    const int64_t stretch = shoal::tile_inputs(linear->inputs);
+    const size_t whole = static_cast<size_t>(std::min(m_max, shoal::rows_cached(linear->inputs))) * inputs;
+    const size_t part = at_most(shoal::rows_cached(stretch)) * static_cast<size_t>(stretch);
+    const size_t packed = std::max(whole, part) * sizeof(float);
     const size_t codes =
         at_most(shoal::kRowsAtOnceInt8) * (inputs + inputs / shoal::kBlock * 3 * sizeof(float));
     return aligned(std::max(tile + packed, codes)) + kAlignment;

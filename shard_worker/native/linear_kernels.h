@@ -101,9 +101,9 @@ inline int64_t tile_inputs(int64_t inputs) {
     return ((inputs + tiles - 1) / tiles + kBlock - 1) / kBlock * kBlock;
 }
 
-inline int64_t rows_at_once(int64_t inputs) {
-    const int64_t rows = kRowBlockBytes / (inputs * static_cast<int64_t>(sizeof(float)));
-    return std::max<int64_t>(2, rows / 12) * 12;  // full register tiles, of whatever height
+// How many rows of x, each `inputs` long, stay in the cache while all panels pass.
+inline int64_t rows_cached(int64_t inputs) {
+    return kRowBlockBytes / (inputs * static_cast<int64_t>(sizeof(float))) / 12 * 12;  // full register tiles
 }
 
 // Calls body(first row, integral_constant<rows>) for register tiles of like height: a low one would wait for
@@ -118,84 +118,124 @@ SHOAL_INLINE void each_row_tile(int64_t rows, Body &&body) {
     }
 }
 
-// Rows [row, row + rows) of x, as PackedRows tile after tile.
-template <int kMax>
-void pack_rows(const Job &job, int64_t row, int64_t rows, float *out) {
-    each_row_tile<kMax>(rows, [&](int64_t first, auto height) {
-        constexpr int kRows = decltype(height)::value;
-        const float *x = job.x + (row + first) * job.ldx;
-        float *tile = out + first * job.w.inputs;
-        for (int64_t k = 0; k < job.w.inputs; ++k) {
-            for (int i = 0; i < kRows; ++i) tile[k * kRows + i] = x[i * job.ldx + k];
-        }
-    });
-}
-
-// A stretch of inputs of panels as a kernel is to read it.
+// Some inputs of some rows of x.
 struct Stretch {
-    const uint8_t *weights;
-    int64_t stride;
+    int64_t row, rows;
     int64_t first, inputs;
+    float *x;  // PackedRows tile after tile, once `pack` is done
+
+    template <int kMax>
+    void pack(const Job &job) const {
+        each_row_tile<kMax>(rows, [&](int64_t row_in, auto height) {
+            constexpr int kRows = decltype(height)::value;
+            const float *from = job.x + (row + row_in) * job.ldx + first;
+            float *tile = x + row_in * inputs;
+            for (int64_t k = 0; k < inputs; ++k) {
+                for (int i = 0; i < kRows; ++i) tile[k * kRows + i] = from[i * job.ldx + k];
+            }
+        });
+    }
 };
 
+// Where a kernel finds the weights of a stretch, and what it is to fetch meanwhile.
+struct Weights {
+    const uint8_t *at;
+    int64_t stride;  // between panels
+    const uint8_t *next;
+    int64_t next_bytes;
+};
+
+// The next tile's place in y: its rows lie far apart, so that the processor does not guess them.
+template <int kPanels, int kHeightMax>
+SHOAL_INLINE void fetch_target(const Job &job, int64_t row, int64_t end, int64_t panel) {
+    constexpr int kToWrite = 1;
+    for (int64_t i = row; i < std::min(row + kHeightMax, end); ++i) {
+        const float *y = job.y + i * job.ldy + panel * kPanel;
+        for (int p = 0; p < kPanels; ++p) __builtin_prefetch(y + p * kPanel, kToWrite);
+    }
+}
+
 template <class V, class P, int kPanels, int kHeightMax>
-void sweep_rows(const Job &job, int64_t row, int64_t rows, const float *packed, int64_t panel,
-                const Stretch &part, const uint8_t *next, int64_t next_bytes) {
-    const int64_t ahead_bytes =
-        next_bytes * inputs_of_block<P>() / (rows * part.inputs) + 1;  // per row and block
+void sweep_rows(const Job &job, const Stretch &part, int64_t panel, const Weights &weights) {
+    // of what comes next, per row and block
+    const int64_t bytes = weights.next_bytes * inputs_of_block<P>() / (part.rows * part.inputs) + 1;
     const bool resume = part.first > 0, final = part.first + part.inputs == job.w.inputs;
-    each_row_tile<kHeightMax>(rows, [&](int64_t first, auto height) {
+    each_row_tile<kHeightMax>(part.rows, [&](int64_t row, auto height) {
         constexpr int kRows = decltype(height)::value;
-        const PackedRows<kRows> x{packed + first * job.w.inputs + part.first * kRows};
-        const Ahead ahead{next + next_bytes * first / rows, ahead_bytes * kRows};
-        into<kRows, kPanels>(job, row + first, panel, resume, final, [&](Target to) {
-            multiply<V, P, kRows, kPanels>(part.weights, part.stride, part.inputs, x, to, ahead);
+        const PackedRows<kRows> x{part.x + row * part.inputs};
+        const Ahead ahead{weights.next + weights.next_bytes * row / part.rows, bytes * kRows};
+        fetch_target<kPanels, kHeightMax>(job, part.row + row + kRows, part.row + part.rows, panel);
+        into<kRows, kPanels>(job, part.row + row, panel, resume, final, [&](Target to) {
+            multiply<V, P, kRows, kPanels>(weights.at, weights.stride, part.inputs, x, to, ahead);
         });
     });
 }
 
+// One stretch of kPanels panels; `next` is the panel that follows in this stretch, or -1: the next stretch
+// does.
 template <class V, class P, int kPanels, int kHeightMax, bool kExpand>
-void run_panels(const Job &job, int64_t row, int64_t rows, const float *packed, float *tile, int64_t panel) {
+void run_stretch(const Job &job, const Stretch &part, int64_t panel, int64_t next) {
     constexpr int64_t kInputs = inputs_of_block<P>();
-    const int64_t length = tile_inputs(job.w.inputs);
-    for (int64_t k = 0; k < job.w.inputs; k += length) {
-        const int64_t inputs = std::min(length, job.w.inputs - k);
-        const int64_t begin = block_at<P>(k / kInputs), end = block_at<P>((k + inputs) / kInputs);
-        const uint8_t *weights = job.w.panel(panel) + begin;
-        if constexpr (kExpand) {
-            const int64_t stride = length * kPanel * static_cast<int64_t>(sizeof(float));
-            for (int p = 0; p < kPanels; ++p) {
-                expand<V, P>(job.w.panel(panel + p), k / kInputs, (inputs + kInputs - 1) / kInputs,
-                             tile + p * length * kPanel);
-            }
-            const Stretch floats{reinterpret_cast<uint8_t *>(tile), stride, k, inputs};
-            sweep_rows<V, F32Panel, kPanels, kHeightMax>(job, row, rows, packed, panel, floats,
-                                                         job.w.panel(panel) + end, end - begin);
-        } else {
-            const Stretch stored{weights, job.w.panel_bytes, k, inputs};
-            sweep_rows<V, P, kPanels, kHeightMax>(job, row, rows, packed, panel, stored,
-                                                  weights + (end - begin), end - begin);
+    const int64_t begin = block_at<P>(part.first / kInputs);
+    const int64_t end = block_at<P>((part.first + part.inputs) / kInputs);
+    const uint8_t *following = next < 0 ? job.w.panel(panel) + end : job.w.panel(next) + begin;
+    if constexpr (kExpand) {
+        auto *tile = reinterpret_cast<float *>(job.scratch);
+        const int64_t blocks = (part.inputs + kInputs - 1) / kInputs, floats = blocks * kInputs * kPanel;
+        for (int p = 0; p < kPanels; ++p) {
+            expand<V, P>(job.w.panel(panel + p), part.first / kInputs, blocks, tile + p * floats);
         }
+        const int64_t stride = floats * static_cast<int64_t>(sizeof(float));
+        const Weights weights{job.scratch, stride, following, end - begin};
+        sweep_rows<V, F32Panel, kPanels, kHeightMax>(job, part, panel, weights);
+    } else {
+        const Weights weights{job.w.panel(panel) + begin, job.w.panel_bytes, following, end - begin};
+        sweep_rows<V, P, kPanels, kHeightMax>(job, part, panel, weights);
     }
 }
 
+// Calls body(panel, integral_constant<panels>) for groups of panels.
+template <int kMany, class Body>
+SHOAL_INLINE void each_panel_group(const Job &job, Body &&body) {
+    int64_t panel = job.first;
+    for (; panel + kMany <= job.last; panel += kMany) body(panel, std::integral_constant<int, kMany>{});
+    if constexpr (kMany > 1) {
+        for (; panel < job.last; ++panel) body(panel, std::integral_constant<int, 1>{});
+    }
+}
+
+// If x stays cached, a panel is finished before the next: sums stay in the cache. If not, all panels pass for
+// one stretch of as many rows as stay: panels are made into floats less often.
 template <class V, class P, int kHeightMax, bool kExpand>
 void sweep_panels(const Job &job) {
     constexpr int kMany = panels_at_once<V, F32Panel>(kHeightMax);
     static_assert(kMany <= kTilePanelsMax);
-    auto *tile = reinterpret_cast<float *>(job.scratch);
-    float *packed = tile + kMany * tile_inputs(job.w.inputs) * kPanel;
-    for (int64_t row = 0; row < job.m; row += rows_at_once(job.w.inputs)) {
-        const int64_t rows = std::min(job.m - row, rows_at_once(job.w.inputs));
-        pack_rows<kHeightMax>(job, row, rows, packed);
-        int64_t panel = job.first;
-        for (; panel + kMany <= job.last; panel += kMany) {
-            run_panels<V, P, kMany, kHeightMax, kExpand>(job, row, rows, packed, tile, panel);
-        }
-        if constexpr (kMany > 1) {
-            for (; panel < job.last; ++panel) {
-                run_panels<V, P, 1, kHeightMax, kExpand>(job, row, rows, packed, tile, panel);
+    const int64_t length = tile_inputs(job.w.inputs);
+    float *packed = reinterpret_cast<float *>(job.scratch) + kMany * length * kPanel;
+    const bool whole = job.m <= rows_cached(job.w.inputs);
+    const auto stretch = [&](int64_t row, int64_t rows, int64_t k) {
+        return Stretch{row, rows, k, std::min(length, job.w.inputs - k), packed + (whole ? k * rows : 0)};
+    };
+    if (whole) {
+        for (int64_t k = 0; k < job.w.inputs; k += length)
+            stretch(0, job.m, k).template pack<kHeightMax>(job);
+        each_panel_group<kMany>(job, [&](int64_t panel, auto count) {
+            constexpr int kPanels = decltype(count)::value;
+            for (int64_t k = 0; k < job.w.inputs; k += length) {
+                const int64_t next = k + length < job.w.inputs ? -1 : panel + kPanels;
+                run_stretch<V, P, kPanels, kHeightMax, kExpand>(job, stretch(0, job.m, k), panel, next);
             }
+        });
+        return;
+    }
+    for (int64_t row = 0; row < job.m; row += rows_cached(length)) {
+        for (int64_t k = 0; k < job.w.inputs; k += length) {
+            const Stretch part = stretch(row, std::min(job.m - row, rows_cached(length)), k);
+            part.template pack<kHeightMax>(job);
+            each_panel_group<kMany>(job, [&](int64_t panel, auto count) {
+                constexpr int kPanels = decltype(count)::value;
+                run_stretch<V, P, kPanels, kHeightMax, kExpand>(job, part, panel, panel + kPanels);
+            });
         }
     }
 }

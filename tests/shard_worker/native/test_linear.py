@@ -115,14 +115,22 @@ def test_bits_depend_on_the_row_alone(
 
 
 def test_long_rows_go_in_stretches_with_the_same_bits(native: ctypes.CDLL, isa: str) -> None:
-    """More inputs than a tile holds, more rows than a block of x, and inputs that fill no group of four."""
-    for format, inputs in ((WeightFormat.F32, 1537), (WeightFormat.BF16, 1539), (WeightFormat.F16, 3)):
+    """More inputs than a tile holds, more rows than stay cached, and inputs that fill no group of four."""
+    for format, inputs in (
+        (WeightFormat.F32, 1537),
+        (WeightFormat.BF16, 1539),
+        (WeightFormat.F16, 3),
+        (WeightFormat.Q5_0, 1056),
+        (WeightFormat.Q4_K, 1536),
+        (WeightFormat.Q6_K, 1536),
+    ):
         rows, weights = stored(format, 33, inputs)
         matrix = PackedMatrix(native, format, rows, inputs)
-        x = activations(131, inputs)
-        y = matrix.run(x)
+        x = activations(231, inputs)
+        y = matrix.run(x, parts=2)
         assert_close(y, x, weights)
         assert_same_bits(y[-1:], matrix.run(x[-1:]))
+        assert_same_bits(y[100:120], matrix.run(x[100:120]))
         matrix.close()
 
 
