@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from shard_worker.executor import F32, I64, LogprobColumns, ShapingColumns, StepInputs, StepOutput
+from shard_worker.least_kept import least_of_mass, least_of_top_k
 from shard_worker.uniforms import uniforms
 
 Ids = NDArray[np.uint32]
@@ -152,33 +153,20 @@ def weights(
     top_k: NDArray[np.int32],
     top_p: NDArray[np.float32],
 ) -> torch.Tensor:
-    """[k, vocabulary] float32, steps 5 to 7: in proportion to the probabilities, 0 where filtered out."""
-    x = logits.float()
+    """[k, vocabulary] float32 on the CPU, steps 5 to 7: in proportion to the probabilities, 0 where filtered
+    out."""
+    x = logits.float().cpu()
     x = x - x.amax(dim=-1, keepdim=True)  # before the division: a tiny temperature must not overflow
-    x /= torch.from_numpy(temperature).to(x.device)[:, None]
-    limited = np.flatnonzero((top_k > 0) & (top_k < x.shape[1]))
-    if len(limited):
-        _keep_top_k(x, limited, top_k)
+    x /= torch.from_numpy(temperature)[:, None]
+    rows: F32 = x.numpy()  # the same memory
+    for i in np.flatnonzero((top_k > 0) & (top_k < x.shape[1])).tolist():
+        row = rows[i]
+        row[row < least_of_top_k(row, int(top_k[i]))] = -np.inf
     x.exp_()
-    for row in np.flatnonzero(top_p < 1).tolist():
-        _keep_top_p(x[row], float(top_p[row]))
+    for i in np.flatnonzero(top_p < 1).tolist():
+        row = rows[i]
+        row[row < least_of_mass(row, float(top_p[i]))] = 0
     return x
-
-
-def _keep_top_k(x: torch.Tensor, rows: NDArray[np.int64], top_k: NDArray[np.int32]) -> None:
-    for row in rows.tolist():
-        least = x[row].topk(int(top_k[row])).values[-1]
-        x[row].masked_fill_(x[row] < least, -torch.inf)
-
-
-def _keep_top_p(x: torch.Tensor, top_p: float) -> None:
-    """Sorts only tokens that can be kept: all below `cutoff` together weigh less than 1 - top_p."""
-    total = float(x.sum(dtype=torch.float64))
-    cutoff = total * (1 - top_p) / len(x)
-    ranked = x[x >= cutoff].sort(descending=True).values
-    mass = ranked.cumsum(0, dtype=torch.float64)
-    last = min(int((mass < top_p * total).sum()), len(ranked) - 1)
-    x.masked_fill_(x < ranked[last], 0)
 
 
 def keep_shapes(kept: torch.Tensor, drawing: I64, shaping: ShapingColumns) -> None:
