@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from shard_worker.attention.cpu import CpuAttention
-from shard_worker.attention.reference import ReferenceAttention
 from shard_worker.executor import Loaded, ModelFacts, StageSpec, StepInputs, StepOutput
 from shard_worker.kv_tensors import KvForm, allocate
 from shard_worker.model.families import stage_weights
@@ -23,7 +22,6 @@ FLOAT32 = Precision(torch.float32, torch.float32)
 # Each makes a stage that computes in float32.
 STAGES: dict[str, Callable[[StageWeights], Stage]] = {
     "torch": lambda weights: TorchStage(weights, FLOAT32, CpuAttention()),
-    "torch, plain attention": lambda weights: TorchStage(weights, FLOAT32, ReferenceAttention()),
 }
 COMPILED = library.native()
 
