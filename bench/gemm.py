@@ -1,8 +1,8 @@
 """How near the packed products come to what the machine can do: memory read at few rows, products at many.
 
 One thread, its processor time: being preempted does not count, a shared memory bus still does. Each shape has
-as many copies of its matrix as it takes to fall out of the caches, used in turn, as the layers of a model are.
-torch's float32 product, run in each round; medians over rounds.
+copies of its matrix that together fall out of the caches, used in turn, as the layers of a model are. All
+formats, and torch's float32 product, run in each round; medians over rounds.
 """
 
 import ctypes
