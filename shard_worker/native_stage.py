@@ -20,7 +20,6 @@ from shard_worker.kv_tensors import KvForm
 from shard_worker.model.stage import NO_BYTES, StageMemory
 from shard_worker.model.stage_weights import (
     Activation,
-    HeadWeights,
     LayerWeights,
     Linear,
     Rope,
@@ -62,7 +61,6 @@ class NativeStage:
         self.kv_form = KvForm(torch.bfloat16 if dtype == "bfloat16" else torch.float32, paged=True)
         self._dtype, self._quantize = dtype, quantize
         self._kept: list[Any] = []  # what C points to
-        self._packed: dict[int, int] = {}  # matrices by identity: a tied one is packed once
         self._row_bytes = weights.hidden_size * (2 if dtype == "bfloat16" else 4)
         self._memory: StageMemory | None = None
         self._step = native.Step()
@@ -73,7 +71,6 @@ class NativeStage:
         self._stage = self._made(
             library.shoal_stage_create(ctypes.byref(config), pool), library.shoal_stage_destroy, "the stage"
         )
-        self._packed.clear()
 
     def _made(self, handle: int | None, destroy: Callable[[int], None], what: str) -> int:
         """A handle that goes with this object; what was made last goes first. Raises LoadFailed."""
@@ -115,13 +112,16 @@ class NativeStage:
         if weights.embedding is not None:
             config.embedding = self._matrix(weights.embedding, HEAD_MIN_BITS)
         if weights.head is not None:
-            self._set_head(config, weights.head)
+            config.head_norm = self._floats(weights.head.norm)
+            config.logit_softcap = weights.head.softcap
+            config.head = self._head(weights.head.linear, config.embedding)
         return config
 
-    def _set_head(self, config: native.StageConfig, head: HeadWeights) -> None:
-        config.head_norm = self._floats(head.norm)
-        config.head = self._map(head.linear, HEAD_MIN_BITS)
-        config.logit_softcap = head.softcap
+    def _head(self, head: Linear, embedding: int | None) -> native.Map:
+        """A tied one is packed once."""
+        if embedding is None or len(head.matrices) > 1 or head.matrices[0] is not self.weights.embedding:
+            return self._map(head, HEAD_MIN_BITS)
+        return self._mapped([embedding], head.bias)
 
     def _layer(self, layer: LayerWeights, ropes: list[Rope]) -> native.Layer:
         if not any(rope is layer.rope for rope in ropes):
@@ -133,7 +133,7 @@ class NativeStage:
             k_norm=self._floats(layer.k_norm),
             post_attention_norm=self._floats(layer.post_attention_norm),
             post_mlp_norm=self._floats(layer.post_mlp_norm),
-            qkv=self._map(layer.qkv),
+            qkv=self._map(layer.qkv, joined=True),
             out=self._map(layer.out),
             gate_up=self._map(layer.gate_up),
             down=self._map(layer.down),
@@ -148,25 +148,28 @@ class NativeStage:
         self._kept.append(kept)
         return native.address(kept)
 
-    def _map(self, linear: Linear, min_bits: int = 4) -> native.Map:
-        handles = [self._matrix(matrix, min_bits) for matrix in linear.matrices]
-        matrices = (ctypes.c_void_p * len(handles))(*handles)
-        self._kept.append(matrices)
-        return native.Map(matrices=matrices, count=len(handles), bias=self._floats(linear.bias))
+    def _map(self, linear: Linear, min_bits: int = 4, joined: bool = False) -> native.Map:
+        """`joined`: as one matrix, where formats allow: a product prepares its input once a matrix."""
+        matrices = linear.matrices
+        if joined and len(dict.fromkeys(matrix.format for matrix in matrices)) == 1:
+            rows = np.concatenate([matrix.rows for matrix in matrices])
+            matrices = (StoredMatrix(matrices[0].format, rows, linear.inputs),)
+        return self._mapped([self._matrix(matrix, min_bits) for matrix in matrices], linear.bias)
+
+    def _mapped(self, handles: list[int], bias: NDArray[np.float32] | None) -> native.Map:
+        pointers = (ctypes.c_void_p * len(handles))(*handles)
+        self._kept.append(pointers)
+        return native.Map(matrices=pointers, count=len(handles), bias=self._floats(bias))
 
     def _matrix(self, matrix: StoredMatrix, min_bits: int) -> int:
         """Raises LoadFailed."""
-        known = self._packed.get(id(matrix))
-        if known is not None:
-            return known
         held = prepared(matrix, self._dtype, self._quantize, min_bits)
         rows = np.ascontiguousarray(held.rows)
         what = f"a matrix of {held.outputs} x {held.inputs} in {held.format.value}"
         handle = self._library.shoal_linear_create(
             native.FORMATS[held.format], native.address(rows), held.outputs, held.inputs, rows.shape[1]
         )
-        self._packed[id(matrix)] = self._made(handle, self._library.shoal_linear_destroy, what)
-        return self._packed[id(matrix)]
+        return self._made(handle, self._library.shoal_linear_destroy, what)
 
     # ---- a step ------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ constexpr int64_t BLOCK_ROWS = 64;     // rows that a thread takes at once
 constexpr int64_t PANEL_OUTPUTS = 16;  // linear.h shares out outputs in whole panels
 constexpr int64_t PIECE_PANELS = 4;    // of a product that a thread takes at once, at least
 constexpr int64_t PIECES_MAX = 32;     // of one matrix
+constexpr int64_t FEW_ROWS = 4;        // for more a product first packs its input, once a piece: pieces are then large
 constexpr int64_t ALIGNMENT = 64;
 
 // A share of one of a map's matrices.
@@ -35,22 +36,28 @@ struct Piece {
 
 struct Map {
     std::vector<const shoal_linear *> matrices;
-    std::vector<Piece> pieces;
+    std::vector<Piece> small, large;  // two ways to share it out; both matrix by matrix
     const float *bias = nullptr;
 
     Map() = default;
 
-    explicit Map(const shoal_map &map) : matrices(map.matrices, map.matrices + map.count), bias(map.bias) {
+    Map(const shoal_map &map, int64_t large_parts)
+        : matrices(map.matrices, map.matrices + map.count), bias(map.bias) {
         int64_t at = 0;
         for (const shoal_linear *matrix : matrices) {
             const int64_t outputs = shoal_linear_outputs(matrix), panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
-            const int64_t parts = std::clamp<int64_t>(panels / PIECE_PANELS, 1, PIECES_MAX);
-            for (int64_t i = 0; i < parts; i++)
-                pieces.push_back({matrix, i, parts, at, panels * i / parts * PANEL_OUTPUTS,
-                                  std::min(outputs, panels * (i + 1) / parts * PANEL_OUTPUTS)});
+            auto cut = [&](int64_t parts, std::vector<Piece> &pieces) {
+                for (int64_t i = 0; i < parts; i++)
+                    pieces.push_back({matrix, i, parts, at, panels * i / parts * PANEL_OUTPUTS,
+                                      std::min(outputs, panels * (i + 1) / parts * PANEL_OUTPUTS)});
+            };
+            cut(std::clamp<int64_t>(panels / PIECE_PANELS, 1, PIECES_MAX), small);
+            cut(large_parts, large);
             at += outputs;
         }
     }
+
+    const std::vector<Piece> &pieces(int64_t rows) const { return rows <= FEW_ROWS ? small : large; }
 
     // Two matrices whose outputs belong together one by one, as gate and up do.
     bool pairs(int64_t outputs) const {
@@ -84,8 +91,9 @@ struct Layer {
     shoal_layer norms;  // and options
     Map qkv, out, gate_up, down;
 
-    explicit Layer(const shoal_layer &layer)
-        : norms(layer), qkv(layer.qkv), out(layer.out), gate_up(layer.gate_up), down(layer.down) {}
+    Layer(const shoal_layer &layer, int threads)
+        : norms(layer), qkv(layer.qkv, threads), out(layer.out, threads), gate_up(layer.gate_up, threads),
+          down(layer.down, threads) {}
 };
 
 struct Free {
@@ -131,8 +139,8 @@ private:
 struct shoal_stage {
     shoal_stage(const shoal_stage_config &config, shoal_pool *pool)
         : c(config), pool(pool), threads(shoal_pool_threads(pool)), barrier(threads), ropes(config.ropes, config.ropes + config.num_ropes) {
-        for (int64_t i = 0; i < config.num_layers; i++) layers.emplace_back(config.layers[i]);
-        if (config.head_norm) head = Map(config.head);
+        for (int64_t i = 0; i < config.num_layers; i++) layers.emplace_back(config.layers[i], threads);
+        if (config.head_norm) head = Map(config.head, 4 * threads);
     }
 
     shoal_stage_config c;
@@ -306,8 +314,9 @@ void shoal_stage::attend_all(const Layer &layer, size_t index, int part, Clock &
 // ---- few tokens: products by outputs -------------------------------------------------------------------------------
 
 void shoal_stage::product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int part, Clock &clock) {
-    share(map.pieces.size(), [&](int64_t i) {
-        map.run(map.pieces[i], c.int8 != 0, x, ldx, step->num_tokens, y, ldy, scratch_of(part));
+    const std::vector<Piece> &pieces = map.pieces(step->num_tokens);
+    share(pieces.size(), [&](int64_t i) {
+        map.run(pieces[i], c.int8 != 0, x, ldx, step->num_tokens, y, ldy, scratch_of(part));
     });
     clock.spent(SHOAL_TIME_PRODUCTS);
     wait(clock);
@@ -321,10 +330,11 @@ void shoal_stage::gates_of_all(const Layer &layer, int part, Clock &clock) {
         product(map, normed, c.hidden, gates, ld, part, clock);
         share(n, [&](int64_t t) { activate(gates + t * ld, 0, c.inner); });
     } else {
-        const int64_t pairs = (int64_t)map.pieces.size() / 2;
+        const std::vector<Piece> &pieces = map.pieces(n);
+        const int64_t pairs = (int64_t)pieces.size() / 2;
         share(pairs, [&](int64_t i) {
-            const Piece &gate = map.pieces[i];
-            for (const Piece *piece : {&gate, &map.pieces[pairs + i]})
+            const Piece &gate = pieces[i];
+            for (const Piece *piece : {&gate, &pieces[pairs + i]})
                 map.run(*piece, c.int8 != 0, normed, c.hidden, n, gates, ld, scratch_of(part));
             for (int64_t t = 0; t < n; t++) activate(gates + t * ld, gate.first, gate.end);
         });
@@ -420,8 +430,9 @@ void shoal_stage::run_head(int part) {
         rms_norm(hidden + places[i] * c.hidden, c.head_norm, c.rms_eps, c.hidden, normed + i * c.hidden);
     });
     barrier.wait();
-    share(head.pieces.size(), [&](int64_t i) {
-        head.run(head.pieces[i], c.int8 != 0, normed, c.hidden, num_places, logits, c.vocab, scratch_of(part));
+    const std::vector<Piece> &pieces = head.pieces(num_places);
+    share(pieces.size(), [&](int64_t i) {
+        head.run(pieces[i], c.int8 != 0, normed, c.hidden, num_places, logits, c.vocab, scratch_of(part));
     });
     barrier.wait();
     if (c.logit_softcap != 0.0f) share(num_places, [&](int64_t i) { cap_row(logits + i * c.vocab, c.logit_softcap, c.vocab); });
