@@ -35,10 +35,14 @@ struct Multiply {
 
 void multiply_part(void *arg, int part, int) {
     const Multiply &m = *(const Multiply *)arg;
-    v8 sums[CHAINS] = {};
+    v8 sums[CHAINS];
     v8 x = set1(m.sums[part * LANES]), y = set1(m.sums[part * LANES] * 0.5f);
-    for (int64_t round = 0; round < m.rounds; round++)
+    for (int i = 0; i < CHAINS; i++) sums[i] = set1(float(i));  // equal chains would be computed once
+    for (int64_t round = 0; round < m.rounds; round++) {
+#pragma GCC unroll 12
         for (int i = 0; i < CHAINS; i++) sums[i] = fma(x, y, sums[i]);
+        asm volatile("");  // or the loops change places, and each chain waits for itself
+    }
     v8 total = sums[0];
     for (int i = 1; i < CHAINS; i++) total += sums[i];
     store(m.sums + part * LANES, total);
