@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from shard_worker import sampler
 from shard_worker.attention.cuda import best
 from shard_worker.attention.pages import StepShape
 from shard_worker.attention.reference import ReferenceAttention
 from shard_worker.device.graphs import Output
 from shard_worker.device.stage import DeviceStage, MakeAttention
 from shard_worker.device.staging import TURNS
-from shard_worker.executor import StepInputs
+from shard_worker.executor import ShapingColumns, StepInputs
 from shard_worker.formats import prepared_stage
 from shard_worker.kv_tensors import KvForm, allocate
 from shard_worker.model.layers import Precision
@@ -169,3 +170,43 @@ def test_a_stage_takes_and_gives_bytes_of_its_type() -> None:
         stage.begin(
             step_inputs([(Tokens(ids(1, STEP_TOKENS + 1), list(range(30))), STEP_TOKENS + 1)]), NO_BYTES
         )
+
+
+def test_shaped_rows_and_log_probabilities_are_the_samplers() -> None:
+    weights = random_stage.model()
+    rows = [(Tokens(ids(i, 6), [i + 1]), 6 - i) for i in range(4)]
+    few, none, floats = np.array([1, 2]), np.empty(0, np.int64), np.empty(0, np.float32)
+    shaping = ShapingColumns(
+        rows=np.array([0, 2]),
+        bias_rows=np.array([0, 2]), bias_ids=np.array([7, 9]), bias=np.array([50, -5], np.float32),
+        allowed=(), banned_rows=np.array([2]), banned_ids=np.array([3]),
+        penalty_rows=np.array([2]), repetition=np.array([1.5], np.float32),
+        frequency=np.array([0.5], np.float32), presence=np.array([0.1], np.float32),
+        seen_lens=np.array([2]), seen_ids=np.array([4, 5]), seen_counts=np.array([1, 0], np.float32),
+        min_p_rows=np.array([1]), min_p=np.array([0.1], np.float32), typical_rows=none, typical_p=floats,
+        logprob_rows=few, top_logprobs=np.array([3, 0]),
+    )  # fmt: skip
+    inputs = replace(
+        step_inputs(rows),
+        sample_rows=np.arange(4, dtype=np.int32),
+        temperature=np.array([0, 0.8, 0.9, 1.5], np.float32),
+        top_k=np.array([0, 0, 20, 0], np.int32),
+        top_p=np.array([1, 1, 0.9, 1], np.float32),
+        seeds=np.arange(4, dtype=np.uint64),
+        output_index=np.arange(4, dtype=np.int32),
+        shaping=shaping,
+    )
+    reference = torch_stage(weights)
+    reference.run(inputs, NO_BYTES)
+    last = inputs.row_offsets[1:].astype(np.int64) - 1
+    expected = sampler.output(reference.logits(last), inputs)
+    found = device_stage(weights).begin(inputs, NO_BYTES).result()
+    assert found.token_ids.tolist() == expected.token_ids.tolist() and found.token_ids[0] == 7
+    ours, theirs = found.logprobs, expected.logprobs
+    assert ours is not None and theirs is not None
+    for name in ("places", "ranks", "top_lens", "top_ids"):
+        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
+    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    unshaped = replace(inputs, shaping=replace(shaping, logprob_rows=none, top_logprobs=none))
+    again = device_stage(weights).begin(unshaped, NO_BYTES).result()
+    assert again.token_ids.tolist() == found.token_ids.tolist() and again.logprobs is None
