@@ -33,6 +33,7 @@ def stage_weights(checkpoint: TensorSource, first_layer: int, end_layer: int) ->
     if config.family not in FAMILIES:
         raise LoadFailed(f"{checkpoint.path}: no file here describes the layers of this model")
     outside = TensorReader(checkpoint, "")
+    _refuse_unknown(checkpoint)
     last = end_layer == config.num_layers
     embedding = head = None
     if first_layer == 0 or (last and config.tied_head):
@@ -76,6 +77,14 @@ def _layers(checkpoint: TensorSource, first_layer: int, end_layer: int) -> tuple
         layers.append(read(reader, config, rope if window is None else windowed_rope, window))
         _refuse_unread(reader, config)
     return tuple(layers)
+
+
+def _refuse_unknown(checkpoint: TensorSource) -> None:
+    """A tensor outside of the layers that no family has: a head's bias, another model beside this one."""
+    known = [f"{name}.weight" for name in (EMBEDDING, FINAL_NORM, HEAD)]
+    for name in checkpoint.names_under(""):
+        if not name.startswith("model.layers.") and name not in known and not name.endswith(UNUSED):
+            raise LoadFailed(f"{checkpoint.path}: {name} has no meaning in {checkpoint.config.family}")
 
 
 def _refuse_unread(reader: TensorReader, config: ModelConfig) -> None:

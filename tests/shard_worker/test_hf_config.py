@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from shard_worker.executor import LoadFailed
@@ -90,6 +91,15 @@ def test_a_tensor_that_the_family_does_not_know_is_refused(tmp_path: Path, extra
     stage_weights(checkpoint, 0, 2)
     with pytest.raises(LoadFailed, match=f"{name} has no meaning in a layer of llama"):
         stage_weights(checkpoint, 2, 4)
+
+
+@pytest.mark.parametrize("extra", ["lm_head.bias", "model.embed_positions.weight", "vision_tower.x"])
+def test_so_is_one_outside_of_the_layers(tmp_path: Path, extra: str) -> None:
+    tiny_models.make_small(tmp_path, "llama")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {extra: torch.ones(80)}, tmp_path / "model.safetensors")
+    with pytest.raises(LoadFailed, match=f"{extra} has no meaning in llama"):
+        stage_weights(open_checkpoint(tmp_path), 1, 2)
 
 
 def test_what_old_files_keep_beside_the_weights_is_not_minded(tmp_path: Path) -> None:
