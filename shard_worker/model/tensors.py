@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from shard_worker.executor import LoadFailed
 from shard_worker.model.config import ModelConfig
 from shard_worker.model.stage_weights import F32, Linear, StoredMatrix
 
@@ -61,4 +62,7 @@ class TensorReader:
         full = f"{self.prefix}{name}"
         self.read.add(full)
         tensor = self.checkpoint.tensor(full, (size,))
-        return np.ascontiguousarray(tensor.to(torch.float32).numpy())
+        values: F32 = np.ascontiguousarray(tensor.to(torch.float32).numpy())
+        if not np.isfinite(values).all():
+            raise LoadFailed(f"{self.checkpoint.path}: {full} holds what is no number")
+        return values

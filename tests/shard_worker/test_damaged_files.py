@@ -264,6 +264,15 @@ def test_a_gguf_key_that_comes_twice_is_refused(gguf: Path, tmp_path: Path) -> N
         load(path)
 
 
+def test_a_norm_that_is_no_number_is_refused(gguf: Path, tmp_path: Path) -> None:
+    """One flipped bit made a signalling NaN of a weight: numpy warned of it, and all answers were NaN."""
+    data = gguf.read_bytes()
+    path = tmp_path / "signals.gguf"
+    path.write_bytes(data[:-4] + struct.pack("<I", 0x7F800040))
+    with pytest.raises(LoadFailed, match=r"model\.norm\.weight holds what is no number"):
+        load(path)
+
+
 # ---- mismatched and pruned --------------------------------------------------------------------------
 
 
