@@ -188,6 +188,7 @@ async def _stand(setting: Setting, row: Row, folder: Path) -> dict[str, Contesta
         except Failed as error:
             row.failed[name] = str(error)
             row.loaded.pop(name, None)
+            sys.stderr.write(f"{row.dtype}: {name} does not run: {error}\n")
             await contestant.stop()
     return standing
 
@@ -199,8 +200,8 @@ async def measure(setting: Setting, dtype: str) -> Row:
     with TemporaryDirectory() as folder:
         try:
             standing = await _stand(setting, row, Path(folder))
-            if len(standing) < 2:
-                raise Failed(f"{dtype}: too few to compare: {row.failed}")
+            if setting.contestants[0] not in standing or len(standing) < 2:
+                raise Failed(f"nobody to compare: {row.failed}")
             for number in range(setting.rounds):
                 limits = (setting.repeats_max, setting.quiet_wait_s)
                 row.bounds.append(await quiet_bounds(setting.threads, *limits))
