@@ -76,7 +76,8 @@ class NativeStage:
         """A handle that goes with this object; what was made last goes first. Raises LoadFailed."""
         if handle is None:
             raise LoadFailed(f"no memory for {what}")
-        weakref.finalize(self, destroy, handle)
+        # Not at exit: a step may still run in its thread, and the process takes everything with it.
+        weakref.finalize(self, destroy, handle).atexit = False
         return handle
 
     # ---- weights -----------------------------------------------------------------------------------------
