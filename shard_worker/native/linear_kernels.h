@@ -171,14 +171,13 @@ void sweep_rows(const Job &job, const Stretch &part, int64_t panel, const Weight
     });
 }
 
-// One stretch of kPanels panels; `next` is the panel that follows in this stretch, or -1: the next stretch
-// does.
+// One stretch of kPanels panels; input `next_first` of panel `next` is where the following one begins.
 template <class V, class P, int kPanels, int kHeightMax, bool kExpand>
-void run_stretch(const Job &job, const Stretch &part, int64_t panel, int64_t next) {
+void run_stretch(const Job &job, const Stretch &part, int64_t panel, int64_t next, int64_t next_first) {
     constexpr int64_t kInputs = inputs_of_block<P>();
     const int64_t begin = block_at<P>(part.first / kInputs);
     const int64_t end = block_at<P>((part.first + part.inputs) / kInputs);
-    const uint8_t *following = next < 0 ? job.w.panel(panel) + end : job.w.panel(next) + begin;
+    const uint8_t *following = job.w.panel(next) + block_at<P>(next_first / kInputs);
     if constexpr (kExpand) {
         auto *tile = reinterpret_cast<float *>(job.scratch);
         const int64_t blocks = (part.inputs + kInputs - 1) / kInputs, floats = blocks * kInputs * kPanel;
@@ -222,8 +221,9 @@ void sweep_panels(const Job &job) {
         each_panel_group<kMany>(job, [&](int64_t panel, auto count) {
             constexpr int kPanels = decltype(count)::value;
             for (int64_t k = 0; k < job.w.inputs; k += length) {
-                const int64_t next = k + length < job.w.inputs ? -1 : panel + kPanels;
-                run_stretch<V, P, kPanels, kHeightMax, kExpand>(job, stretch(0, job.m, k), panel, next);
+                const bool last = k + length >= job.w.inputs;
+                run_stretch<V, P, kPanels, kHeightMax, kExpand>(
+                    job, stretch(0, job.m, k), panel, last ? panel + kPanels : panel, last ? 0 : k + length);
             }
         });
         return;
@@ -234,7 +234,7 @@ void sweep_panels(const Job &job) {
             part.template pack<kHeightMax>(job);
             each_panel_group<kMany>(job, [&](int64_t panel, auto count) {
                 constexpr int kPanels = decltype(count)::value;
-                run_stretch<V, P, kPanels, kHeightMax, kExpand>(job, part, panel, panel + kPanels);
+                run_stretch<V, P, kPanels, kHeightMax, kExpand>(job, part, panel, panel + kPanels, k);
             });
         }
     }

@@ -140,9 +140,11 @@ struct Ahead {
     }
 };
 
-// kRows rows of x times kPanels panels that lie `stride` bytes apart.
+// kRows rows of x times kPanels panels that lie `stride` bytes apart. Not inlined: it needs all
+// registers.
 template <class V, class P, int kRows, int kPanels, class Rows>
-void multiply(const uint8_t *panel, int64_t stride, int64_t inputs, const Rows x, Target to, Ahead ahead) {
+__attribute__((noinline)) void multiply(const uint8_t *panel, int64_t stride, int64_t inputs, const Rows x,
+                                        Target to, Ahead ahead) {
     Sums<V, kRows, kPanels> sums;
     sums.open(to);
     if constexpr (P::kQuantised) {
