@@ -120,10 +120,11 @@ def test_old_builds_go(small: Path, tmp_path: Path) -> None:
 
 @needs_compiler
 def test_a_warm_start_takes_no_time() -> None:
-    started = time.monotonic()
+    build.library_path()
+    started = time.process_time()
     path = build.library_path()
     assert path is not None and library.load(path) is not None
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 0.5
 
 
 def test_the_sources_are_part_of_the_package() -> None:
