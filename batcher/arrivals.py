@@ -6,7 +6,8 @@ remembered by a number until the core has one.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import chain
 from typing import Any
 
 from batcher import events as ev
@@ -19,6 +20,7 @@ from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard
 from chassis.messages.ownership import Attach, OwnerQuestion, TakeoverAnswer, parse_to_batcher
 from chassis.messages.request import Request, parse_request
+from chassis.messages.sampling import NO_SHAPING
 
 REPLIES_MAX = 65_536
 
@@ -85,6 +87,9 @@ class Arrivals:
             return f"prompt_ids: {len(request.prompt_ids)}; at most {card.context_len_max - 1}"
         if max(request.prompt_ids) >= card.vocab_size:
             return f"prompt_ids: {max(request.prompt_ids)}; below {card.vocab_size}, the vocabulary"
+        largest = max(_named_ids(request), default=0)
+        if largest >= card.vocab_size:
+            return f"sampling or stops name id {largest}; below {card.vocab_size}, the vocabulary"
         return ""
 
     async def _refuse_garbage(self, delivery: Delivery, why: str) -> None:
@@ -124,3 +129,10 @@ class Arrivals:
         message = self._replies.pop(reply, None)
         if message is not None:
             self._bus.reply(message, data)
+
+
+def _named_ids(request: Request) -> Iterator[int]:
+    """Beside those of the prompt."""
+    shaping = request.sampling.shaping or NO_SHAPING
+    biased = (token_id for token_id, _ in shaping.logit_bias)
+    return chain(request.limits.stop_token_ids, biased, shaping.allowed_ids, *shaping.bad_words)

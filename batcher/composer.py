@@ -14,7 +14,7 @@ from batcher.lease import Lease
 from batcher.running import Running
 from batcher.sequence import Sequence, Status
 
-HISTORY_TOKENS_MAX = 1 << 20  # of one step: the ids that fresh rows carry because their sampling follows them
+HISTORY_TOKENS_MAX = 1 << 20  # of one step: ids that fresh rows tell of their sampling: lists, those before
 FlightRow = tuple[Sequence, int, int, int, bool]  # sequence, its incarnation, start, end, samples
 
 
@@ -169,12 +169,13 @@ class Composer:
         return end - start
 
     def _carries_history(self, sequence: Sequence) -> bool:
-        """Whether the ids before a fresh row's first still fit into this step."""
-        if sequence.num_computed == 0 or not sequence.follows:
+        """Whether the ids that a fresh row tells of its sampling still fit into this step."""
+        told = sequence.num_told
+        if told == 0:
             return True
-        if self._history_left < sequence.num_computed and self._history_left < HISTORY_TOKENS_MAX:
+        if self._history_left < told and self._history_left < HISTORY_TOKENS_MAX:
             return False
-        self._history_left -= sequence.num_computed
+        self._history_left -= told
         return True
 
     def _append(self, sequence: Sequence, start: int, end: int) -> None:

@@ -175,6 +175,15 @@ class Sequence:
         shaping = self.request.sampling.shaping
         return shaping is not None and shaping.follows
 
+    @property
+    def num_told(self) -> int:
+        """Ids in the `slot_start` of a row that begins where this one stands."""
+        shaping = self.request.sampling.shaping
+        if shaping is None:
+            return 0
+        listed = 2 * len(shaping.logit_bias) + len(shaping.allowed_ids) + sum(map(len, shaping.bad_words))
+        return listed + (self.num_computed if shaping.follows else 0)
+
     def slot_start(self, start: int) -> SlotStart:
         """For a row that begins at position `start`: workers see the ids from there on in steps, and need
         those before it only where the sampling follows them."""

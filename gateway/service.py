@@ -327,7 +327,8 @@ class Gateway:
             raise invalid(f"bad_words: model {model.name} has no tokenizer")
         forms = forms_of(call.bad_words)
         encoded = [await self._encoder.encode(model.tokenizer, form, add_bos=False) for form in forms]
-        return tuple(dict.fromkeys(ids for ids in encoded if ids))
+        size = model.card.vocab_size  # tokenizers may know more: those are never drawn
+        return tuple(dict.fromkeys(ids for ids in encoded if ids and max(ids) < size))
 
     def _trace(
         self, name: str, request_id: RequestId, caller: TraceContext | None, start_ns: int, start_s: float

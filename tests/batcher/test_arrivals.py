@@ -9,6 +9,7 @@ from chassis import subjects
 from chassis.ids import RequestId
 from chassis.memory_bus import MemoryBus
 from chassis.messages.request import Reason, Request, Terminal, build_request, parse_record
+from chassis.messages.sampling import Sampling, Shaping
 from shard_worker.fake_model import VOCAB_SIZE
 from tests.batcher.test_service import deployment, request
 from tests.sim.loop import run
@@ -23,6 +24,8 @@ GOOD = request("r1", (1, 2, 3))
         (replace(GOOD, prompt_ids=(0xFFFFFFFF,)), "vocabulary"),
         (replace(GOOD, prompt_ids=(1,) * 5000), "prompt_ids"),
         (replace(GOOD, model="another"), "model"),
+        (replace(GOOD, sampling=Sampling(shaping=Shaping(bad_words=((1, VOCAB_SIZE),)))), "vocabulary"),
+        (replace(GOOD, limits=replace(GOOD.limits, stop_token_ids=(VOCAB_SIZE,))), "vocabulary"),
     ],
 )
 def test_what_the_model_cannot_run_fails_and_the_pipeline_stands(bad: Request, word: str) -> None:

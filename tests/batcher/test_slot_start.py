@@ -83,6 +83,13 @@ def test_histories_of_one_step_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(made.ended[RequestId(f"r{i}")].reason is Reason.LENGTH for i in range(5))
 
 
+def test_lists_of_ids_count_as_histories_do() -> None:
+    """A frame holds the lists of some hundred requests, not of thousands."""
+    lists = Shaping(logit_bias=((1, 0.5),), allowed_ids=(1, 2, 3), bad_words=((4,), (5, 6)))
+    assert sequence(asked(Limits(9), lists)).num_told == 2 + 3 + 3
+    assert sequence(asked(Limits(9))).num_told == 0
+
+
 def test_log_probabilities_find_their_request() -> None:
     made = world()
     for name in ("a", "b"):
