@@ -52,6 +52,9 @@ class Outbox:
             self._send(gateway, parts[:half], ())
             self._send(gateway, parts[half:], finishes)
             return
+        if len(data) > CHUNK_BYTES_MAX and any(part.logprobs for part in parts):
+            self._send(gateway, [part._replace(logprobs=()) for part in parts], finishes)  # ids come first
+            return
         self._numbers.pop(gateway, None)
         self._numbers[gateway] = number  # the most recently used stands last
         try:

@@ -12,7 +12,7 @@ from chassis.messages.ownership import (
     TakeoverQuestion,
 )
 from chassis.messages.request import Cancel, Claim, Reason, Terminal
-from chassis.messages.sampling import UNTOLD, TokenLogprobs
+from chassis.messages.sampling import UNTOLD, TokenLogprobs, recorded
 from gateway.events import (
     AskOwner,
     AttachAnswered,
@@ -105,8 +105,10 @@ class Serving:
         else:
             self._raise(stream, q.attempt, q.boot)
             self._table.owners.hear(self._table.now, q.boot)
-            held = stream.held
-            answer = TakeoverAnswer(stream.id, self._table.gateway, q.attempt, held.ids, None, held.logprobs)
+            held, told = stream.held, stream.held.logprobs
+            if len(recorded(told)) < len(told):
+                told = ()  # no message holds them all, and the ids decide
+            answer = TakeoverAnswer(stream.id, self._table.gateway, q.attempt, held.ids, None, told)
         self._table.out.append(Tell(q.boot, "", answer))
 
     def finish(self, stream: Stream, boot: BootId, finish: Finish) -> None:

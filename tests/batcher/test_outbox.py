@@ -12,6 +12,7 @@ from chassis.messages.chunk import (
     parse_chunk,
 )
 from chassis.messages.request import Reason
+from chassis.messages.sampling import TokenLogprobs
 
 GATEWAY = GatewayId("g")
 MESSAGE_BYTES_MAX = 1 << 20  # the broker's default
@@ -55,6 +56,13 @@ def test_whole_outputs_that_are_owed_at_once_go_out_as_several_chunks() -> None:
     assert [len(c.finishes) for c in bus.chunks] == [0] * (len(bus.chunks) - 1) + [1], "the end goes last"
     outbox.flush(1.0, (GATEWAY,))
     assert bus.chunks[-1].number == len(bus.chunks)
+
+
+def test_ids_are_sent_without_log_probabilities_that_no_message_can_hold() -> None:
+    whole = part("a", 8000)
+    entry = TokenLogprobs(-1.0, 1, (WIDE_ID,) * 20, (-1.0,) * 20)
+    _, bus = send(whole._replace(logprobs=(entry,) * 8000))
+    assert [p for c in bus.chunks for p in c.parts] == [whole]
 
 
 def test_a_part_that_no_message_can_hold_is_lost_and_nothing_else() -> None:

@@ -26,6 +26,7 @@ from chassis.messages.request import (
     Sampling,
     Terminal,
 )
+from chassis.messages.sampling import TokenLogprobs
 from gateway.cancels import LEN_MAX
 from gateway.events import (
     Accept,
@@ -517,6 +518,13 @@ def test_takeover_above_the_minimum_raises_and_answers_in_one_step() -> None:
     assert desk.takeover(2, B) == [Tell(B, "", TakeoverAnswer(R, G, Attempt(2), (5, 6), None))]
     desk.chunk(A, part(1, (5, 6, 7), 2))
     assert desk.said() == [Tell(A, "", Refused(R, G, Attempt(1), minimum=Attempt(2)))]
+
+
+def test_takeover_is_answered_without_log_probabilities_that_no_message_can_hold() -> None:
+    desk, text = Desk().opened(), (5,) * 4000
+    entry = TokenLogprobs(-1.0, 1, (5,) * 20, (-1.0,) * 20)
+    desk.chunk(A, part(1, text)._replace(logprobs=(entry,) * len(text)))
+    assert desk.takeover(2, B) == [Tell(B, "", TakeoverAnswer(R, G, Attempt(2), text, None))]
 
 
 def test_takeover_may_be_asked_again_by_the_same_boot() -> None:
