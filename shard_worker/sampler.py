@@ -31,6 +31,7 @@ from shard_worker.uniforms import uniforms
 
 Ids = NDArray[np.uint32]
 Logits = torch.Tensor | NDArray[np.float32]
+FLOAT_MAX = float(np.finfo(np.float32).max)
 RUN = 64  # tokens whose weights are added before the running sum: it need not go over each
 NO_BYTES = memoryview(b"")
 
@@ -143,7 +144,7 @@ def _penalise(logits: torch.Tensor, shaping: ShapingColumns) -> None:
     x = torch.where(x > 0, x / repetition, x * repetition)
     x -= each(shaping.frequency) * counts
     x -= each(shaping.presence) * (counts > 0)
-    logits[at] = x
+    logits[at] = x.clamp(max=FLOAT_MAX)  # divided by next to nothing: no distribution has an infinity
 
 
 # ---- 5 to 9: the distribution -----------------------------------------------------------------------

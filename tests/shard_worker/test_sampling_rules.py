@@ -412,6 +412,13 @@ def test_a_row_that_only_uses_min_p_leaves_logits_alone(monkeypatch: pytest.Monk
     assert drawn([Row(Sampling(1.0, shaping=Shaping(min_p=0.9)))]) == [3]
 
 
+def test_a_repetition_penalty_next_to_nothing_leaves_a_distribution() -> None:
+    shaping = Shaping(repetition_penalty=1e-45)
+    for top_p in (0.9, 1.0):
+        row = Row(Sampling(1.0, top_p=top_p, shaping=shaping), prompt=[3, 4])
+        assert drawn([row])[0] in (3, 4)
+
+
 def test_logits_of_a_native_engine_are_not_copied() -> None:
     given = np.array([LOGITS] * 2, np.float32)
     rows = [Row(Sampling(0.0, shaping=Shaping(bad_words=((3,),)))), Row(Sampling(0.0))]
