@@ -155,7 +155,7 @@ class ComputeThread:
     def _next(self) -> _Call | None:
         """Finishes what is ready, and what there is no more room for, until there is a call."""
         while self._left:
-            if len(self._left) >= UNFINISHED_MAX or self._left[0].ready():
+            if len(self._left) >= UNFINISHED_MAX or _may_finish(self._left[0]):
                 self._left.popleft().finish()
                 continue
             try:
@@ -163,6 +163,13 @@ class ComputeThread:
             except queue.Empty:
                 pass
         return self._calls.get()
+
+
+def _may_finish(left: _Left) -> bool:
+    try:
+        return left.ready()
+    except Exception:  # the device is lost: `finish` tells the caller, and the thread lives
+        return True
 
 
 def _answer(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[T]", work: Callable[[], T]) -> None:

@@ -199,6 +199,22 @@ def test_a_cancelled_caller_does_not_overtake() -> None:
     run(ComputeThread, body)
 
 
+def test_a_device_that_cannot_be_asked_ends_its_call_not_the_thread() -> None:
+    class Gone(Half):
+        def ready(self) -> bool:
+            raise RuntimeError("device lost")
+
+        def finish(self) -> str:
+            raise RuntimeError("device lost")
+
+    async def body(compute: Compute) -> None:
+        with pytest.raises(RuntimeError, match="device lost"):
+            await compute.ahead(Gone([], "a"))
+        assert await compute.ahead(Half([], "b")) == "b"
+
+    run(ComputeThread, body)
+
+
 def test_close_ends_the_thread() -> None:
     before = threading.active_count()
 
