@@ -271,6 +271,7 @@ SHOAL_INLINE void widen_strips(const AttentionShape &shape, Strip *strips, int c
         strips[s].values = wide;
         for (int64_t i = 0; i < strips[s].valid * head_dim; i += LANES, wide += LANES) store(wide, load(values + i));
     }
+    for (int s = count; s < TILE_STRIPS; s++) strips[s] = strips[count - 1];  // read at times, never used
 }
 
 // Walks tiles outside, heads and panels inside: a tile's keys and values serve all of the unit from the first cache,
