@@ -55,6 +55,11 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise LoadFailed(f"model configuration: head size {self.head_dim} is odd")
+        for rope in (self.rope, self.windowed_rope):
+            if rope is not None and rope.rotary_dim > self.head_dim:
+                raise LoadFailed(
+                    f"model configuration: rotary size {rope.rotary_dim} in heads of {self.head_dim}"
+                )
         if not 0 < self.rms_eps < 1:
             raise LoadFailed(f"model configuration: norm epsilon {self.rms_eps} is out of range")
         for softcap in (self.attention_softcap, self.final_softcap):

@@ -195,6 +195,8 @@ def _rope(family: str, raw: Settings, settings: Settings, head_dim: int) -> Rope
     share = number(settings, "partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0))
     if share != 1.0 and family != "phi3":
         raise LoadFailed(f"config.json: partial rotary embeddings have no meaning in {family}")
+    if not 0 < share <= 1:
+        raise LoadFailed(f"config.json: partial_rotary_factor = {share}")
     kind = settings.get("rope_type", settings.get("type", "default"))
     if family == "phi3" and kind in ("su", "yarn"):  # what its first files called it
         kind = "longrope"

@@ -1,6 +1,7 @@
 """A configuration is understood or refused: nothing that would change the numbers is passed over."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def config(model_type: str = "llama", **changes: Any) -> ModelConfig:
         ({"rope_parameters": {"rope_type": "proportional"}}, "rope type 'proportional'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotary embeddings have no meaning"),
         ({"partial_rotary_factor": 0.5}, "partial rotary embeddings have no meaning"),
+        ({"model_type": "phi3", "partial_rotary_factor": 4.0}, "partial_rotary_factor = 4.0"),
         ({"rope_parameters": 5}, "rope_parameters is not an object"),
         ({"rope_theta": -1}, "rope_theta = -1.0 is not positive"),
         ({"model_type": "mistral", "sliding_window": -3}, "a window of -3 tokens"),
@@ -79,6 +81,12 @@ def config(model_type: str = "llama", **changes: Any) -> ModelConfig:
 def test_what_we_would_get_wrong_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(LoadFailed, match=message):
         config_from_hf(LLAMA | changes)
+
+
+def test_no_more_of_a_head_turns_than_there_is() -> None:
+    """Whichever file says so: compiled code would turn what lies behind it."""
+    with pytest.raises(LoadFailed, match="rotary size 16 in heads of 8"):
+        replace(config("phi3"), rope=RopeConfig(1e4, 16))
 
 
 @pytest.mark.parametrize("extra", ["self_attn.q_proj.bias", "self_attn.q_norm.weight", "mlp.scale"])
