@@ -141,7 +141,11 @@ class TorchExecutor:
         resident = self._resident
         assert resident is not None
         if self._spec is None or self._spec.step_tokens_max != spec.step_tokens_max or anew:
-            resident.stage.attach(StageMemory(resident.kv, spec.block_size_tokens, spec.step_tokens_max))
+            try:
+                resident.stage.attach(StageMemory(resident.kv, spec.block_size_tokens, spec.step_tokens_max))
+            except (MemoryError, RuntimeError) as error:
+                self._resident = self._spec = None  # the next load takes its KV memory anew, and says so
+                raise LoadFailed(f"steps of {spec.step_tokens_max} tokens: {error}") from None
         self._spec = spec
         return Loaded(resident.num_blocks, kv_allocated=anew)
 

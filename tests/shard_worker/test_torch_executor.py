@@ -9,6 +9,7 @@ import torch
 
 from chassis.messages.card import parse_card
 from shard_worker.executor import Executor, LoadFailed, StageSpec
+from shard_worker.model.torch_stage import TorchStage
 from shard_worker.native import library
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from tests.shard_worker import tiny_models
@@ -91,6 +92,21 @@ def test_memory_stays_while_the_range_does(folder: Path) -> None:
     assert len(made.run(step_inputs([Row(sequence, 100)], 4), NOTHING).token_ids) == 1
     assert made.load(StageSpec(0, 1, 0, 6, 8, 8, 128)).kv_allocated
     assert made.load(StageSpec(0, 2, 0, 3, 8, 8, 128)).kv_allocated
+
+
+def test_a_load_that_cannot_attach_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next one found pages that nobody was told of, and a stage that cannot run."""
+    made, other = executor(folder, engine="torch"), StageSpec(0, 1, 0, 6, 8, 8, 64)
+    made.load(WHOLE)
+
+    def full(*_: object) -> None:
+        raise MemoryError("full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(TorchStage, "attach", full)
+        with pytest.raises(LoadFailed, match="steps of 64 tokens: full"):
+            made.load(other)
+    assert made.load(other).kv_allocated
 
 
 @pytest.mark.parametrize(
