@@ -44,7 +44,7 @@ class Manifest:
 
 
 def is_word(text: str) -> bool:
-    """Whether it can name a model or a version: letters, digits, dots, dashes, plus signs; not first these."""
+    """Whether it can name a model or a version: letters, digits and, but first, `.`, `-`, `+`, `_`."""
     return _WORD.fullmatch(text) is not None
 
 
