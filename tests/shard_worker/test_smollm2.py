@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from chassis.messages.card import parse_card
+from shard_worker.native import library
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from shard_worker.weights import find_model
 from tests.shard_worker import tiny_models
@@ -33,6 +34,15 @@ def test_two_stages_give_the_answers() -> None:
     sequences = [Sequence(prompt, 12) for prompt in prompts(tokenizer_of(stages[0]))]
     outputs = Driver(stages, (18, 30), block_size=16).run(sequences, chunk=40)
     assert outputs == [answer[:12] for answer in ANSWERS.values()]
+
+
+@pytest.mark.skipif(library.native() is None, reason="no compiler here")
+def test_bfloat16_knows_the_capital() -> None:
+    """A near tie at the first token: torch's products, rounded otherwise, begin in French."""
+    stages = [executor(dtype="bfloat16", engine="native")]
+    tokenizer = tokenizer_of(stages[0])
+    output = Driver(stages, (30,), block_size=16).run([Sequence(prompts(tokenizer)[0], 8)], chunk=13)[0]
+    assert tokenizer.decode(output, skip_special_tokens=False) == "The capital of France is Paris.<|im_end|>"
 
 
 def test_bfloat16_answers_likewise() -> None:
