@@ -62,14 +62,25 @@ def off(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_engines_agree_on_what_is_quantised_at_load(folder: Path, quantize: str, dtype: str) -> None:
+def test_engines_agree_on_what_is_quantised_at_load(folder: Path, quantize: str) -> None:
     reference = logits(folder, quantize, "torch", "float32")
     for engine in engines():
-        assert off(logits(folder, quantize, engine, dtype), reference) < (
-            1e-4 if dtype == "float32" else 0.05
-        )
+        assert off(logits(folder, quantize, engine), reference) < 1e-4
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_what_is_quantised_at_load_loses_no_more_in_bfloat16_than_what_is_not(
+    folder: Path, quantize: str
+) -> None:
+    """How much that is depends on the processor: torch multiplies in bfloat16 where there are products of it."""
+
+    def lost(engine: str, quantize: str) -> float:
+        exact = logits(folder, quantize, "torch", "float32")
+        return off(logits(folder, quantize, engine, "bfloat16"), exact)
+
+    for engine in engines():
+        assert lost(engine, quantize) < 2 * lost(engine, "none") < 0.1
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0"])
