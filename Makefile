@@ -36,7 +36,7 @@ check: $(VENV)/.ready-to-develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE) tests
-	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/sim
+	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/sim -n 2
 	$(MAKE) --no-print-directory sim SEEDS=50
 
 sim: $(VENV)/.ready-to-test
