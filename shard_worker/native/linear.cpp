@@ -7,7 +7,7 @@
 #include <new>
 
 #define SHOAL_PORTABLE_ONLY
-#include "linear_kernels.h"
+#include "linear_bf16.h"
 #include "quant_pack.h"
 
 namespace {
@@ -131,13 +131,25 @@ size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max) {
     const size_t packed = std::max(whole, part) * sizeof(float);
     const size_t codes =
         at_most(shoal::kRowsAtOnceInt8) * (inputs + inputs / shoal::kBlock * 3 * sizeof(float));
-    return aligned(std::max(tile + packed, codes)) + kAlignment;
+    const size_t pairs = shoal::pair_scratch_bytes(linear->inputs, m_max);
+    return aligned(std::max({tile + packed, codes, pairs})) + kAlignment;
 }
 
 void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                       int64_t ldy, const float *bias, int part, int parts, void *scratch) {
     kernels_in_use()->by_format[linear->format].run(
         job_of(linear, x, ldx, m, y, ldy, bias, part, parts, scratch));
+}
+
+void shoal_linear_run_bf16(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
+                           int64_t ldy, const float *bias, int part, int parts, void *scratch) {
+    kernels_in_use()->by_format[linear->format].run_bf16(
+        job_of(linear, x, ldx, m, y, ldy, bias, part, parts, scratch));
+}
+
+int shoal_linear_rounds_bf16(const shoal_linear *linear) {
+    const auto &kernels = kernels_in_use()->by_format[linear->format];
+    return kernels.run_bf16 != kernels.run;
 }
 
 void shoal_linear_run_int8(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,

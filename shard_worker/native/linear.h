@@ -43,7 +43,7 @@ int64_t shoal_linear_bytes(const shoal_linear *linear);
 int64_t shoal_linear_outputs(const shoal_linear *linear);
 int64_t shoal_linear_inputs(const shoal_linear *linear);
 
-// Bytes of scratch that one thread needs for either run with at most m_max rows. It grows with m up to a
+// Bytes of scratch that one thread needs for any run with at most m_max rows. It grows with m up to a
 // bound that only depends on `inputs`.
 size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max);
 
@@ -54,8 +54,17 @@ size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max);
 void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                       int64_t ldy, const float *bias, int part, int parts, void *scratch);
 
+// The same with x rounded to bfloat16 (to nearest, ties to even; subnormal numbers count as zero), where the
+// instruction set in use multiplies pairs of bfloat16 and the format is bf16; elsewhere as shoal_linear_run
+// does. The same rule for bits.
+void shoal_linear_run_bf16(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
+                           int64_t ldy, const float *bias, int part, int parts, void *scratch);
+
+// Whether it does round x, in the instruction set in use.
+int shoal_linear_rounds_bf16(const shoal_linear *linear);
+
 // The same with x rounded to 8 bits, symmetrically per row and 32 inputs, and integer dot products per block:
-// faster and less exact. Formats without integer codes (f32, bf16, f16) run as shoal_linear_run does. The
+// faster and less exact. Formats without integer codes (f32, bf16, f16) run as shoal_linear_run_bf16 does. The
 // same rule for bits.
 void shoal_linear_run_int8(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                            int64_t ldy, const float *bias, int part, int parts, void *scratch);

@@ -14,7 +14,9 @@ from shard_worker.native.library import FORMATS, address
 _RUN = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p]
 _SIGNATURES = {
     "shoal_linear_run": (None, _RUN),
+    "shoal_linear_run_bf16": (None, _RUN),
     "shoal_linear_run_int8": (None, _RUN),
+    "shoal_linear_rounds_bf16": (c_int, [c_void_p]),
     "shoal_linear_dequantize_row": (None, [c_void_p, c_int64, c_void_p]),
 }
 
@@ -44,6 +46,11 @@ class PackedMatrix:
     def bytes(self) -> int:
         return int(self._library.shoal_linear_bytes(self.handle))
 
+    @property
+    def rounds_bf16(self) -> bool:
+        """Whether `bf16` does: else it is exact."""
+        return bool(self._library.shoal_linear_rounds_bf16(self.handle))
+
     def scratch(self, rows_max: int) -> U8:
         return np.empty(self._library.shoal_linear_scratch_bytes(self.handle, rows_max), np.uint8)
 
@@ -53,15 +60,16 @@ class PackedMatrix:
         *,
         bias: F32 | None = None,
         int8: bool = False,
+        bf16: bool = False,
         parts: int = 1,
         scratch: U8 | None = None,
         out: F32 | None = None,
     ) -> F32:
-        """x [m, inputs] -> [m, outputs], the parts one after the other."""
+        """x [m, inputs] -> [m, outputs], the parts one after the other. x is rounded to `int8` or `bf16`."""
         y = np.empty((len(x), self.outputs), np.float32) if out is None else out
         room = self.scratch(len(x)) if scratch is None else scratch
         for part in range(parts):
-            self.call(x, y, room, bias=bias, int8=int8, part=part, parts=parts)()
+            self.call(x, y, room, bias=bias, int8=int8, bf16=bf16, part=part, parts=parts)()
         return y
 
     def call(
@@ -72,14 +80,15 @@ class PackedMatrix:
         *,
         bias: F32 | None = None,
         int8: bool = False,
+        bf16: bool = False,
         part: int = 0,
         parts: int = 1,
     ) -> Callable[[], None]:
         """A part of y = x W^T for repeated calls; the caller keeps the arrays alive."""
-        run = self._library.shoal_linear_run_int8 if int8 else self._library.shoal_linear_run
+        name = "shoal_linear_run" + ("_int8" if int8 else "_bf16" if bf16 else "")
         return partial(
-            run, self.handle, address(x), self.inputs, len(x), address(y), self.outputs, address(bias),
-            part, parts, address(scratch),
+            getattr(self._library, name), self.handle, address(x), self.inputs, len(x), address(y),
+            self.outputs, address(bias), part, parts, address(scratch),
         )  # fmt: skip
 
     def row(self, index: int) -> NDArray[np.float32]:

@@ -330,9 +330,9 @@ void read_row(const shoal_linear &w, int64_t row, float *out) {
 template <class V, class P>
 constexpr FormatKernels kernels_of() {
     if constexpr (P::kQuantised) {
-        return {run<V, P>, run_int8<V, P>, read_row<V, P>};
+        return {run<V, P>, run<V, P>, run_int8<V, P>, read_row<V, P>};
     } else {
-        return {run<V, P>, run<V, P>, read_row<V, P>};
+        return {run<V, P>, run<V, P>, run<V, P>, read_row<V, P>};
     }
 }
 

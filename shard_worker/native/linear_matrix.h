@@ -25,6 +25,7 @@ struct Job;
 
 struct FormatKernels {
     void (*run)(const Job &);
+    void (*run_bf16)(const Job &);
     void (*run_int8)(const Job &);
     void (*read_row)(const shoal_linear &, int64_t row, float *out);
 };

@@ -26,6 +26,8 @@ constexpr int64_t PIECES_MAX = 32;     // of one matrix
 constexpr int64_t FEW_ROWS = 4;        // for more a product first packs its input, once a piece: pieces are then large
 constexpr int64_t ALIGNMENT = 64;
 
+using Run = decltype(&shoal_linear_run);  // one of linear.h's, by what activations may be rounded to
+
 // A share of one of a map's matrices.
 struct Piece {
     const shoal_linear *matrix;
@@ -71,17 +73,16 @@ struct Map {
         return most;
     }
 
-    void run(const Piece &piece, bool int8, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy,
+    void run(const Piece &piece, Run multiply, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy,
              void *scratch) const {
-        (int8 ? shoal_linear_run_int8 : shoal_linear_run)(piece.matrix, x, ldx, rows, y + piece.at, ldy,
-                                                          bias ? bias + piece.at : nullptr, (int)piece.part,
-                                                          (int)piece.parts, scratch);
+        multiply(piece.matrix, x, ldx, rows, y + piece.at, ldy, bias ? bias + piece.at : nullptr, (int)piece.part,
+                 (int)piece.parts, scratch);
     }
 
-    void run_all(bool int8, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy, void *scratch) const {
+    void run_all(Run multiply, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy, void *scratch) const {
         int64_t at = 0;
         for (const shoal_linear *matrix : matrices) {
-            run({matrix, 0, 1, at, 0, 0}, int8, x, ldx, rows, y, ldy, scratch);
+            run({matrix, 0, 1, at, 0, 0}, multiply, x, ldx, rows, y, ldy, scratch);
             at += shoal_linear_outputs(matrix);
         }
     }
@@ -138,12 +139,14 @@ private:
 
 struct shoal_stage {
     shoal_stage(const shoal_stage_config &config, shoal_pool *pool)
-        : c(config), pool(pool), threads(shoal_pool_threads(pool)), barrier(threads), ropes(config.ropes, config.ropes + config.num_ropes) {
+        : c(config), multiply(config.int8 ? shoal_linear_run_int8 : config.narrow ? shoal_linear_run_bf16 : shoal_linear_run),
+          pool(pool), threads(shoal_pool_threads(pool)), barrier(threads), ropes(config.ropes, config.ropes + config.num_ropes) {
         for (int64_t i = 0; i < config.num_layers; i++) layers.emplace_back(config.layers[i], threads);
         if (config.head_norm) head = Map(config.head, 4 * threads);
     }
 
     shoal_stage_config c;
+    Run multiply;
     shoal_pool *pool;
     int threads;
     Barrier barrier;
@@ -316,7 +319,7 @@ void shoal_stage::attend_all(const Layer &layer, size_t index, int part, Clock &
 void shoal_stage::product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int part, Clock &clock) {
     const std::vector<Piece> &pieces = map.pieces(step->num_tokens);
     share(pieces.size(), [&](int64_t i) {
-        map.run(pieces[i], c.int8 != 0, x, ldx, step->num_tokens, y, ldy, scratch_of(part));
+        map.run(pieces[i], multiply, x, ldx, step->num_tokens, y, ldy, scratch_of(part));
     });
     clock.spent(SHOAL_TIME_PRODUCTS);
     wait(clock);
@@ -335,7 +338,7 @@ void shoal_stage::gates_of_all(const Layer &layer, int part, Clock &clock) {
         share(pairs, [&](int64_t i) {
             const Piece &gate = pieces[i];
             for (const Piece *piece : {&gate, &pieces[pairs + i]})
-                map.run(*piece, c.int8 != 0, normed, c.hidden, n, gates, ld, scratch_of(part));
+                map.run(*piece, multiply, normed, c.hidden, n, gates, ld, scratch_of(part));
             for (int64_t t = 0; t < n; t++) activate(gates + t * ld, gate.first, gate.end);
         });
         clock.spent(SHOAL_TIME_PRODUCTS);
@@ -368,7 +371,7 @@ void shoal_stage::by_outputs(int part, Clock &clock) {
 
 void shoal_stage::rows_before(size_t index, int64_t first, int64_t end, int part, Clock &clock) {
     const Layer &layer = layers[index];
-    layer.qkv.run_all(c.int8 != 0, normed + first * c.hidden, c.hidden, end - first, qkv + first * qkv_width(), qkv_width(),
+    layer.qkv.run_all(multiply, normed + first * c.hidden, c.hidden, end - first, qkv + first * qkv_width(), qkv_width(),
                       scratch_of(part));
     clock.spent(SHOAL_TIME_PRODUCTS);
     if (decodes_only()) return;  // the attention does it
@@ -381,15 +384,15 @@ void shoal_stage::rows_after(size_t index, int64_t first, int64_t end, int part,
     const int64_t rows = end - first;
     float *sums = added + part * BLOCK_ROWS * c.hidden, *inner = gates + part * BLOCK_ROWS * 2 * c.inner;
     void *own = scratch_of(part);
-    layer.out.run_all(c.int8 != 0, mixed + first * mixed_width(), mixed_width(), rows, sums, c.hidden, own);
+    layer.out.run_all(multiply, mixed + first * mixed_width(), mixed_width(), rows, sums, c.hidden, own);
     clock.spent(SHOAL_TIME_PRODUCTS);
     for (int64_t t = 0; t < rows; t++) after_attention(layer, first + t, sums + t * c.hidden);
     clock.spent(SHOAL_TIME_NORMS);
-    layer.gate_up.run_all(c.int8 != 0, normed + first * c.hidden, c.hidden, rows, inner, 2 * c.inner, own);
+    layer.gate_up.run_all(multiply, normed + first * c.hidden, c.hidden, rows, inner, 2 * c.inner, own);
     clock.spent(SHOAL_TIME_PRODUCTS);
     for (int64_t t = 0; t < rows; t++) activate(inner + t * 2 * c.inner, 0, c.inner);
     clock.spent(SHOAL_TIME_NORMS);
-    layer.down.run_all(c.int8 != 0, inner, 2 * c.inner, rows, sums, c.hidden, own);
+    layer.down.run_all(multiply, inner, 2 * c.inner, rows, sums, c.hidden, own);
     clock.spent(SHOAL_TIME_PRODUCTS);
     for (int64_t t = 0; t < rows; t++) after_mlp(index, first + t, sums + t * c.hidden);
     clock.spent(SHOAL_TIME_NORMS);
@@ -432,7 +435,7 @@ void shoal_stage::run_head(int part) {
     barrier.wait();
     const std::vector<Piece> &pieces = head.pieces(num_places);
     share(pieces.size(), [&](int64_t i) {
-        head.run(pieces[i], c.int8 != 0, normed, c.hidden, num_places, logits, c.vocab, scratch_of(part));
+        head.run(pieces[i], multiply, normed, c.hidden, num_places, logits, c.vocab, scratch_of(part));
     });
     barrier.wait();
     if (c.logit_softcap != 0.0f) share(num_places, [&](int64_t i) { cap_row(logits + i * c.vocab, c.logit_softcap, c.vocab); });

@@ -50,7 +50,7 @@ typedef struct {
     shoal_map head;
     float rms_eps, embedding_scale, score_scale, score_softcap, logit_softcap;
     int32_t activation;
-    int32_t narrow;  // KV and what passes between layers and stages are bfloat16, else float32
+    int32_t narrow;  // KV and what passes between layers and stages are bfloat16, else float32; products may round to it
     int32_t int8;    // products with activations rounded to 8 bits where the weights are integers
 } shoal_stage_config;
 

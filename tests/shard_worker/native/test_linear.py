@@ -3,6 +3,7 @@ other."""
 
 import ctypes
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ FORMATS = tuple(WeightFormat)
 QUANTISED = FORMATS[3:]
 BLOCK = {WeightFormat.Q4_K: 256, WeightFormat.Q6_K: 256} | dict.fromkeys(QUANTISED[:4], 32)
 ROWS_MAX = 70
+ARITHMETIC = {"exact": {}, "bf16": {"bf16": True}, "int8": {"int8": True}}  # what x may be rounded to
 
 
 @pytest.fixture(scope="module")
@@ -94,22 +96,23 @@ def test_a_row_reads_as_gguf_reads_it(native: ctypes.CDLL, isa: str, format: Wei
     matrix.close()
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
 @pytest.mark.parametrize("format", FORMATS)
 def test_bits_depend_on_the_row_alone(
-    native: ctypes.CDLL, isa: str, format: WeightFormat, int8: bool
+    native: ctypes.CDLL, isa: str, format: WeightFormat, arithmetic: str
 ) -> None:
     """Not on the batch, its size, the place in it, the parts, nor on what was left in y and in scratch."""
     outputs, inputs = 50, 512
     rows, _ = stored(format, outputs, inputs)
     matrix = PackedMatrix(native, format, rows, inputs)
     x, bias = activations(ROWS_MAX, inputs), activations(1, outputs, 2)[0]
+    how = ARITHMETIC[arithmetic]
     scratch = matrix.scratch(ROWS_MAX)
     scratch[:] = 0xFF
-    alone = np.concatenate([matrix.run(x[i : i + 1], bias=bias, int8=int8) for i in range(ROWS_MAX)])
+    alone = np.concatenate([matrix.run(x[i : i + 1], bias=bias, **how) for i in range(ROWS_MAX)])
     for m in range(1, ROWS_MAX + 1):
         y = np.full((m, outputs), np.nan, np.float32)
-        matrix.run(x[-m:], bias=bias, int8=int8, parts=1 + m % 4, scratch=scratch, out=y)
+        matrix.run(x[-m:], bias=bias, parts=1 + m % 4, scratch=scratch, out=y, **how)
         assert_same_bits(y, alone[-m:])
     matrix.close()
 
@@ -127,11 +130,58 @@ def test_long_rows_go_in_stretches_with_the_same_bits(native: ctypes.CDLL, isa: 
         rows, weights = stored(format, 33, inputs)
         matrix = PackedMatrix(native, format, rows, inputs)
         x = activations(231, inputs)
-        y = matrix.run(x, parts=2)
-        assert_close(y, x, weights)
-        assert_same_bits(y[-1:], matrix.run(x[-1:]))
-        assert_same_bits(y[100:120], matrix.run(x[100:120]))
+        assert_close(matrix.run(x), x, weights)
+        for how in ({}, {"bf16": True}):
+            y = matrix.run(x, parts=2, **how)
+            assert_same_bits(y[-1:], matrix.run(x[-1:], **how))
+            assert_same_bits(y[100:120], matrix.run(x[100:120], **how))
         matrix.close()
+
+
+def rounded_bf16(x: F32) -> F32:
+    """To nearest, ties to even."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_activations_round_to_bf16_or_not_at_all(native: ctypes.CDLL, isa: str, format: WeightFormat) -> None:
+    """Odd inputs, outputs that fill no panel, ties between two neighbours, and numbers too small to count."""
+    for outputs, inputs in ((1, 256), (17, 768), (100, 256)) if format in QUANTISED else ((1, 1), (50, 771)):
+        rows, weights = stored(format, outputs, inputs)
+        matrix = PackedMatrix(native, format, rows, inputs)
+        for m in (1, 2, 5, 8, 9, 16, ROWS_MAX):
+            x, bias = activations(m, inputs), activations(1, outputs, 2)[0]
+            x[0, 0] = 1 + 2**-8
+            x[-1, -1] = 1e-40
+            y = matrix.run(x, bias=bias, bf16=True)
+            if matrix.rounds_bf16:
+                assert_close(y, rounded_bf16(x), weights, bias)
+            else:
+                assert_same_bits(y, matrix.run(x, bias=bias))
+        matrix.close()
+
+
+def test_what_is_no_number_stays_in_its_row(native: ctypes.CDLL, isa: str) -> None:
+    rows, _ = stored(WeightFormat.BF16, 40, 130)
+    matrix = PackedMatrix(native, WeightFormat.BF16, rows, 130)
+    x = activations(3, 130)
+    plain = matrix.run(x, bf16=True)
+    x[1, 129] = np.nan
+    y = matrix.run(x, bf16=True)
+    assert np.isnan(y[1]).all()
+    assert_same_bits(y[[0, 2]], plain[[0, 2]])
+    matrix.close()
+
+
+def test_bf16_is_multiplied_where_the_processor_does(native: ctypes.CDLL, isa: str) -> None:
+    flags = Path("/proc/cpuinfo")
+    if isa != "avx512" or not flags.exists() or " avx512_bf16 " not in flags.read_text():
+        pytest.skip("not this processor's")
+    rows, _ = stored(WeightFormat.BF16, 16, 32)
+    matrix = PackedMatrix(native, WeightFormat.BF16, rows, 32)
+    assert matrix.rounds_bf16
+    matrix.close()
 
 
 @pytest.mark.parametrize("format", QUANTISED)
