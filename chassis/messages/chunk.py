@@ -19,7 +19,14 @@ from chassis.messages.request import (
     parse_timings,
     parse_usage,
 )
-from chassis.messages.sampling import TokenLogprobs, build_logprobs, parse_logprobs
+from chassis.messages.sampling import (
+    PromptTold,
+    TokenLogprobs,
+    build_logprobs,
+    build_prompt_told,
+    parse_logprobs,
+    parse_prompt_told,
+)
 from chassis.wire import request_pb2 as pb
 
 
@@ -32,6 +39,7 @@ class Part(NamedTuple):
     ids: tuple[int, ...]
     digest: int  # of all output ids up to and with these
     logprobs: tuple[TokenLogprobs, ...] = ()  # one an id, if the request asks for them
+    prompt: PromptTold | None = None  # the same of its prompt, with the first id
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ def build_chunk(chunk: Chunk) -> bytes:
 
 
 def _parts(parts: Sequence[Part]) -> pb.Parts:
-    request_ids, attempts, first_indices, ids, digests, logprobs = zip(*parts, strict=True)
+    request_ids, attempts, first_indices, ids, digests, logprobs, prompts = zip(*parts, strict=True)
     return pb.Parts(
         request_ids=request_ids,
         attempts=attempts,
@@ -101,6 +109,8 @@ def _parts(parts: Sequence[Part]) -> pb.Parts:
         digests=digests,
         told=[i for i, entries in enumerate(logprobs) if entries] if any(logprobs) else None,
         logprobs=build_logprobs(list(chain.from_iterable(logprobs))),
+        begun=[i for i, prompt in enumerate(prompts) if prompt] if any(prompts) else None,
+        prompts=[build_prompt_told(prompt) for prompt in prompts if prompt] if any(prompts) else None,
     )
 
 
@@ -110,12 +120,15 @@ def _parse_parts(m: pb.Parts) -> Iterator[Part]:
     whole = n == len(m.request_ids) == len(m.attempts) == len(m.first_indices) == len(m.digests)
     check(whole and sum(lens) == len(ids), "parts: columns do not add up")
     told = _parse_told(m) if m.told else {}
+    begun = _parse_begun(m) if m.begun else {}
     end = 0
     columns = zip(m.request_ids, m.attempts, m.first_indices, lens, m.digests, strict=True)
     for i, (request_id, attempt, first_index, length, digest) in enumerate(columns):
         begin, end = end, end + length
         logprobs = told.get(i, ()) if told else ()
-        yield Part(RequestId(request_id), Attempt(attempt), first_index, ids[begin:end], digest, logprobs)
+        prompt = begun.get(i) if begun else None
+        part_ids = ids[begin:end]
+        yield Part(RequestId(request_id), Attempt(attempt), first_index, part_ids, digest, logprobs, prompt)
 
 
 def _parse_told(m: pb.Parts) -> dict[int, tuple[TokenLogprobs, ...]]:
@@ -129,6 +142,14 @@ def _parse_told(m: pb.Parts) -> dict[int, tuple[TokenLogprobs, ...]]:
         begin, end = end, end + m.lens[i]
         found[i] = entries[begin:end]
     return found
+
+
+def _parse_begun(m: pb.Parts) -> dict[int, PromptTold]:
+    """By part."""
+    begun = tuple(m.begun)
+    fine = len(begun) == len(m.prompts) == len(dict.fromkeys(begun)) and max(begun) < len(m.lens)
+    check(fine and not any(m.first_indices[i] for i in begun), "parts: told of no prompt")
+    return dict(zip(begun, map(parse_prompt_told, m.prompts), strict=True))
 
 
 def parse_chunk(data: bytes) -> Chunk:

@@ -51,7 +51,7 @@ class GenerateCall:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     top_logprobs: int | None = None
-    prompt_logprobs: int | None = None  # not offered
+    prompt_logprobs: int | None = None
     n: int | None = None  # choices
     tenant: str = ""
     time_left_ms: int | None = None  # until the call's own deadline
@@ -72,7 +72,7 @@ class TopLogprob(NamedTuple):
 
 
 class IdLogprobs(NamedTuple):
-    """Of one output id. `rank` 0: not known."""
+    """Of one id. `rank` 0: not known."""
 
     logprob: float
     rank: int
@@ -92,6 +92,16 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """A piece of what is told of the prompt. `first_index`: of `ids`, in the prompt."""
+
+    ids: tuple[int, ...]
+    first_index: int
+    logprobs: tuple[IdLogprobs, ...]  # one an id
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     reason: Reason
     usage: Usage
@@ -99,7 +109,7 @@ class Finished:
     choice: int = 0
 
 
-GenerateEvent = Accepted | Delta | Finished
+GenerateEvent = Accepted | PromptLogprobs | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +201,9 @@ def build_event(event: GenerateEvent) -> bytes:
             if event.logprobs:
                 delta.logprobs.extend(map(_logprobs, event.logprobs))
             m = pb.GenerateEvent(delta=delta)
+        case PromptLogprobs(ids, first_index, entries):
+            told = pb.PromptLogprobs(first_index=first_index, ids=ids, logprobs=map(_logprobs, entries))
+            m = pb.GenerateEvent(prompt_logprobs=told)
         case Accepted(request_id, prompt_tokens, seed):
             accepted = pb.Accepted(request_id=request_id, prompt_tokens=prompt_tokens, seed=seed)
             m = pb.GenerateEvent(accepted=accepted)

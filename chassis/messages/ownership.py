@@ -7,7 +7,14 @@ from enum import Enum
 
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages import BadMessage, check, check_id, parse
-from chassis.messages.sampling import TokenLogprobs, build_logprobs, parse_logprobs
+from chassis.messages.sampling import (
+    PromptTold,
+    TokenLogprobs,
+    build_logprobs,
+    build_prompt_told,
+    parse_logprobs,
+    parse_prompt_told,
+)
 from chassis.wire import request_pb2 as pb
 
 _ACK_TOKEN = re.compile(r"[\x21-\x7e]{1,1000}")  # where an answer is published
@@ -38,6 +45,7 @@ class TakeoverAnswer:
     ids: tuple[int, ...] | None
     minimum: Attempt | None
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the ids, if the request asks for them
+    prompt: PromptTold | None = None  # the same of its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +108,11 @@ def build_to_batcher(message: ToBatcher) -> bytes:
                     request_id=request_id, attempt=attempt, ack_token=ack_token, cancelled=cancelled
                 )
             )
-        case TakeoverAnswer(request_id, gateway, attempt, ids, minimum, logprobs):
+        case TakeoverAnswer(request_id, gateway, attempt, ids, minimum, logprobs, prompt):
             answer = pb.TakeoverAnswer(request_id=request_id, gateway=gateway, attempt=attempt)
             if ids is not None:
-                answer.yes.CopyFrom(pb.Ids(ids=ids, logprobs=build_logprobs(logprobs)))
+                told = build_logprobs(logprobs)
+                answer.yes.CopyFrom(pb.Ids(ids=ids, logprobs=told, prompt=build_prompt_told(prompt)))
             else:
                 answer.no_minimum = minimum or 0
             m.takeover.CopyFrom(answer)
@@ -168,6 +177,7 @@ def _parse_takeover_answer(t: pb.TakeoverAnswer) -> TakeoverAnswer:
         tuple(t.yes.ids) if yes else None,
         None if yes else Attempt(t.no_minimum),
         logprobs,
+        parse_prompt_told(t.yes.prompt) if yes and t.yes.HasField("prompt") else None,
     )
 
 

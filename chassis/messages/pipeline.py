@@ -31,6 +31,7 @@ from chassis.wire import pipeline_pb2 as pb
 FLAG_SAMPLES = 1
 FLAG_FRESH = 2
 BATCHER_STAGE = MAX_U32  # the batcher's place in a Hello
+LAST_SAMPLED = MAX_U32  # for a token id: left open, the one that the row's slot sampled last
 
 U32 = NDArray[np.uint32]
 U8 = NDArray[np.uint8]
@@ -60,6 +61,22 @@ class SlotStart:
     stop_ids: tuple[int, ...] = ()  # none of these is drawn
 
 
+class PromptAsk(NamedTuple):
+    """Of one row: log probabilities of the ids that follow `count` of its tokens."""
+
+    row: int
+    first: int  # the first such token, among the row's
+    count: int
+    next_id: int  # what follows the last of them
+    top: int  # how many of the likeliest at each
+
+
+class PromptAnswer(NamedTuple):
+    row: int
+    first_index: int  # in the prompt, of the ids told of
+    entries: tuple[TokenLogprobs, ...]
+
+
 class StageTiming(NamedTuple):
     stage: int
     received_ns: int  # wall clock of the stage's host
@@ -80,12 +97,13 @@ class Step:
     starts: U32  # [n]: position of each row's first token
     flags: U8  # [n]: FLAG_SAMPLES, FLAG_FRESH
     output_index: U32  # [n]
-    token_ids: U32  # [T]
+    token_ids: U32  # [T]: LAST_SAMPLED only for one-stage pipelines, in a row of one that samples
     table_lens: U32  # [n]: block ids that each row appends (fresh: its whole table)
     table: U32  # [B]
     fresh: tuple[SlotStart, ...]  # one per fresh row, in row order
     freed_slots: U32  # forgotten before the rows are read
     timings: tuple[StageTiming, ...]
+    prompt_asks: tuple[PromptAsk, ...] = ()  # at most one a row, in row order
 
 
 class PackedStep(NamedTuple):
@@ -106,6 +124,7 @@ class PackedStep(NamedTuple):
     fresh: tuple[SlotStart, ...]
     freed_slots: bytes
     timings: tuple[StageTiming, ...]
+    prompt_asks: tuple[PromptAsk, ...] = ()
 
 
 class StepResult(NamedTuple):
@@ -114,6 +133,8 @@ class StepResult(NamedTuple):
     token_ids: tuple[int, ...]  # one a sampling row, in row order
     timings: tuple[StageTiming, ...]
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # by place among token_ids, ascending
+    prompts: tuple[PromptAnswer, ...] = ()  # one an ask, in order
+    nan_places: tuple[int, ...] = ()  # among token_ids, ascending: their logits were no numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +191,7 @@ def build_step(
     fresh: Sequence[SlotStart] = (),
     freed_slots: Sequence[int] = (),
     trace_parent: bytes = b"",
+    prompt_asks: Sequence[PromptAsk] = (),
 ) -> bytes:
     """A step's header from its columns (see `Step`); no rows is an empty step."""
     return pb.Step(
@@ -186,6 +208,7 @@ def build_step(
         table=_pack(table),
         fresh=[_build_start(f) for f in fresh],
         freed_slots=_pack(freed_slots),
+        prompt_asks=[pb.PromptAsk(**ask._asdict()) for ask in prompt_asks] if prompt_asks else None,
     ).SerializeToString()
 
 
@@ -215,7 +238,7 @@ def read_step(data: bytes) -> PackedStep:
         raise BadMessage("step: epoch and number start at 1")
     if len(trace_parent) not in (0, 25):
         raise BadMessage("step: trace_parent is 25 bytes")
-    fresh, timings = m.fresh, m.timings
+    fresh, timings, asks = m.fresh, m.timings, m.prompt_asks
     return PackedStep(
         Epoch(epoch),
         StepNumber(number),
@@ -231,7 +254,12 @@ def read_step(data: bytes) -> PackedStep:
         tuple(map(_parse_start, fresh[:])) if fresh else (),
         m.freed_slots,
         _parse_timings(timings) if timings else (),
+        tuple(map(_parse_ask, asks[:])) if asks else (),
     )
+
+
+def _parse_ask(m: pb.PromptAsk) -> PromptAsk:
+    return PromptAsk(m.row, m.first, m.count, m.next_id, m.top)
 
 
 def unpacked(step: PackedStep) -> Step:
@@ -270,6 +298,7 @@ def unpacked(step: PackedStep) -> Step:
         fresh=step.fresh,
         freed_slots=freed_slots,
         timings=step.timings,
+        prompt_asks=step.prompt_asks,
     )
 
 
@@ -289,6 +318,8 @@ def build_result(
     token_ids: ArrayLike,
     timings: Sequence[StageTiming] = (),
     logprobs: Sequence[tuple[int, TokenLogprobs]] = (),
+    prompts: Sequence[PromptAnswer] = (),
+    nan_places: Sequence[int] = (),
 ) -> bytes:
     m = pb.StepResult(
         epoch=epoch,
@@ -299,6 +330,10 @@ def build_result(
     if logprobs:
         m.logprob_places = _pack([place for place, _ in logprobs])
         m.MergeFrom(pb.StepResult(logprobs=build_logprobs([entry for _, entry in logprobs])))
+    for row, first_index, entries in prompts:
+        m.prompts.add(row=row, first_index=first_index, logprobs=build_logprobs(entries))
+    if nan_places:
+        m.nan_places = _pack(nan_places)
     return m.SerializeToString()
 
 
@@ -313,12 +348,32 @@ def parse_result(data: bytes) -> StepResult:
         struct.unpack(f"<{len(ids) // 4}I", ids),
         _parse_timings(timings) if timings else (),
     )
-    if not m.logprob_places:
-        return result
-    places, entries = _column(m.logprob_places, "logprob_places").tolist(), parse_logprobs(m.logprobs)
+    if m.logprob_places or m.prompts or m.nan_places:
+        return _parse_rest(m, result)
+    return result
+
+
+def _parse_rest(m: pb.StepResult, result: StepResult) -> StepResult:
+    """What few steps bring."""
+    places, entries = _places(m.logprob_places, result), parse_logprobs(m.logprobs)
+    check(len(places) == len(entries), "result: logprobs do not add up")
+    prompts = tuple(PromptAnswer(a.row, a.first_index, parse_logprobs(a.logprobs)) for a in m.prompts)
+    check(all(a.first_index for a in prompts), "result: nothing is told of a prompt's first id")
+    return result._replace(
+        logprobs=tuple(zip(places, entries, strict=True)),
+        prompts=prompts,
+        nan_places=_places(m.nan_places, result),
+    )
+
+
+def _places(data: bytes, result: StepResult) -> tuple[int, ...]:
+    """Among its token ids, ascending."""
+    if not data:
+        return ()
+    places = tuple(_column(data, "places").tolist())
     rising = all(a < b for a, b in zip(places, (*places[1:], len(result.token_ids)), strict=True))
-    check(len(places) == len(entries) and rising, "result: logprobs do not add up")
-    return result._replace(logprobs=tuple(zip(places, entries, strict=True)))
+    check(rising, "result: places out of order")
+    return places
 
 
 # ---- links --------------------------------------------------------------------------------------------

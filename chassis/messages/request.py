@@ -8,14 +8,19 @@ from enum import Enum
 
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages import BadMessage, check, check_id, parse
-from chassis.messages.sampling import Sampling as Sampling
 from chassis.messages.sampling import (
+    PROMPT_LOGPROBS_MAX,
+    PromptTold,
     TokenLogprobs,
     build_logprobs,
+    build_prompt_told,
     build_sampling,
     parse_logprobs,
+    parse_prompt_told,
     parse_sampling,
+    prompt_entries,
 )
+from chassis.messages.sampling import Sampling as Sampling
 from chassis.wire import request_pb2 as pb
 
 IDS_MAX = 1 << 20
@@ -112,6 +117,7 @@ class Terminal:
     model: str = ""  # whose tokens these are
     stop: tuple[bytes, ...] = ()  # the request's, so that its text can be told without it
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the first output ids, up to a limit
+    prompt: PromptTold | None = None  # if the request asks for it
 
 
 Record = Claim | Cancel | Terminal
@@ -155,6 +161,9 @@ def parse_request(data: bytes) -> Request:
     check(all(m.limits.stop), "stop: empty string")
     check(m.priority <= 9, "priority: 0 to 9")
     check(m.sampling.temperature >= 0 and 0 < m.sampling.top_p <= 1, "sampling: out of range")
+    if m.sampling.HasField("prompt_logprobs"):
+        entries = prompt_entries(len(m.prompt_ids), m.sampling.prompt_logprobs)
+        check(entries <= PROMPT_LOGPROBS_MAX, f"prompt_logprobs: {entries} entries")
     return Request(
         id=RequestId(m.id),
         tenant=m.tenant,
@@ -253,6 +262,7 @@ def build_record(record: Record) -> bytes:
                     model=record.model,
                     stop=record.stop,
                     logprobs=build_logprobs(record.logprobs),
+                    prompt=build_prompt_told(record.prompt),
                 )
             )
     return m.SerializeToString()
@@ -287,6 +297,7 @@ def parse_record(data: bytes) -> Record:
                 model=t.model,
                 stop=tuple(t.stop),
                 logprobs=parse_logprobs(t.logprobs) if t.HasField("logprobs") else (),
+                prompt=parse_prompt_told(t.prompt) if t.HasField("prompt") else None,
             )
         case _:
             raise BadMessage("record: no kind")

@@ -23,6 +23,9 @@ BAD_WORD_BYTES_MAX = 256
 BAD_WORD_FORMS_MAX = 2 * BAD_WORDS_LEN_MAX  # with a leading space, and without
 TOP_LOGPROBS_MAX = 20
 RECORD_LOGPROBS_MAX = 32_768  # entries kept in a terminal record: of the first ids, those that fit
+PROMPT_LOGPROBS_MAX = (
+    32_768  # entries a prompt may ask for: one message of the bus holds them beside the output
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Sampling:
     top_p: float = 1.0  # 1 = off
     shaping: Shaping | None = None
     logprobs: int | None = None  # how many of the likeliest to tell beside each output id; None = nothing
+    prompt_logprobs: int | None = None  # the same of the prompt's ids after the first
 
 
 class TokenLogprobs(NamedTuple):
@@ -70,8 +74,26 @@ class TokenLogprobs(NamedTuple):
 UNTOLD = TokenLogprobs(0.0, 0)  # rank 0: nobody who knew is left
 
 
+class PromptTold(NamedTuple):
+    """Of a prompt's ids after the first. Goes with the first output id: who has that has this."""
+
+    ids: tuple[int, ...]
+    entries: tuple[TokenLogprobs, ...]  # one an id, given those before it
+
+
+def prompt_entries(prompt_len: int, top: int) -> int:
+    """How many entries a prompt's log probabilities are."""
+    return (prompt_len - 1) * (1 + top)
+
+
 def build_sampling(s: Sampling) -> pb.Sampling:
-    m = pb.Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, logprobs=s.logprobs)
+    m = pb.Sampling(
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        logprobs=s.logprobs,
+        prompt_logprobs=s.prompt_logprobs,
+    )
     if s.shaping is not None:
         m.shaping.CopyFrom(_build_shaping(s.shaping))
     return m
@@ -81,8 +103,9 @@ def parse_sampling(m: pb.Sampling) -> Sampling:
     """Raises BadMessage where a worker could not follow; ranges that users see are the gateway's to check."""
     shaping = _parse_shaping(m.shaping) if m.HasField("shaping") else None
     logprobs = m.logprobs if m.HasField("logprobs") else None
-    check(logprobs is None or logprobs <= TOP_LOGPROBS_MAX, "sampling: logprobs")
-    return Sampling(m.temperature, m.top_k, m.top_p, shaping, logprobs)
+    prompt_logprobs = m.prompt_logprobs if m.HasField("prompt_logprobs") else None
+    check(max(logprobs or 0, prompt_logprobs or 0) <= TOP_LOGPROBS_MAX, "sampling: logprobs")
+    return Sampling(m.temperature, m.top_k, m.top_p, shaping, logprobs, prompt_logprobs)
 
 
 def _build_shaping(s: Shaping) -> pb.Shaping:
@@ -153,6 +176,18 @@ def parse_logprobs(m: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
         tops = tuple(m.top_ids[begin:end]), tuple(m.top_logprobs[begin:end])
         entries.append(TokenLogprobs(logprob, rank, *tops))
     return tuple(entries)
+
+
+def build_prompt_told(told: PromptTold | None) -> pb.PromptTold | None:
+    if told is None:
+        return None
+    return pb.PromptTold(ids=told.ids, logprobs=build_logprobs(told.entries))
+
+
+def parse_prompt_told(m: pb.PromptTold) -> PromptTold:
+    ids, entries = tuple(m.ids), parse_logprobs(m.logprobs)
+    check(len(ids) == len(entries), "prompt: logprobs do not add up")
+    return PromptTold(ids, entries)
 
 
 def recorded(entries: Sequence[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63hassis/wire/gateway.proto\x12\x08shoal.v1\"\xd9\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1e\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x0e.shoal.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.shoal.v1.TokenIdsH\x00\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x05\x88\x01\x01\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08priority\x18\x0e \x01(\rH\x06\x88\x01\x01\x12\x12\n\ntimeout_ms\x18\x0f \x01(\r\x12\x17\n\x0fresume_window_s\x18\x10 \x01(\r\x12\x12\n\nclient_key\x18\x11 \x01(\t\x12\x12\n\x05min_p\x18\x12 \x01(\x02H\x07\x88\x01\x01\x12\x16\n\ttypical_p\x18\x13 \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x14 \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x15 \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x16 \x01(\x02H\x0b\x88\x01\x01\x12<\n\nlogit_bias\x18\x17 \x03(\x0b\x32(.shoal.v1.GenerateRequest.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x18 \x03(\r\x12\x11\n\tbad_words\x18\x19 \x03(\t\x12\x19\n\x0ctop_logprobs\x18\x1a \x01(\rH\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x1c \x01(\rH\r\x88\x01\x01\x12\x0e\n\x01n\x18\x1b \x01(\rH\x0e\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05inputB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_priorityB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"%\n\x04\x43hat\x12\x1d\n\x05turns\x18\x01 \x03(\x0b\x32\x0e.shoal.v1.Turn\"%\n\x04Turn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x9a\x01\n\rGenerateEvent\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.shoal.v1.AcceptedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.shoal.v1.FinishedH\x00\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\rB\x07\n\x05\x65vent\"C\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"b\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\"`\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\x0c\x12!\n\x03top\x18\x04 \x03(\x0b\x32\x14.shoal.v1.TopLogprob\"8\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\x0c\"\x99\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x12\n\nprefill_us\x18\x06 \x01(\x04\x12\x11\n\tdecode_us\x18\x07 \x01(\x04\"7\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\noutput_ids\x18\x02 \x03(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\r\n\x0b\x43\x61ncelReply\"\x13\n\x11ListModelsRequest\"2\n\x0fListModelsReply\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Model\"`\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x17\n\x0f\x63ontext_len_max\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x0c\n\x04\x63hat\x18\x05 \x01(\x08\"[\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1e\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x0e.shoal.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x42\x07\n\x05input\"\x1c\n\rTokenizeReply\x12\x0b\n\x03ids\x18\x01 \x03(\r2\xcb\x02\n\tInference\x12@\n\x08Generate\x12\x19.shoal.v1.GenerateRequest\x1a\x17.shoal.v1.GenerateEvent0\x01\x12<\n\x06Resume\x12\x17.shoal.v1.ResumeRequest\x1a\x17.shoal.v1.GenerateEvent0\x01\x12\x38\n\x06\x43\x61ncel\x12\x17.shoal.v1.CancelRequest\x1a\x15.shoal.v1.CancelReply\x12\x44\n\nListModels\x12\x1b.shoal.v1.ListModelsRequest\x1a\x19.shoal.v1.ListModelsReply\x12>\n\x08Tokenize\x12\x19.shoal.v1.TokenizeRequest\x1a\x17.shoal.v1.TokenizeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63hassis/wire/gateway.proto\x12\x08shoal.v1\"\xd9\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1e\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x0e.shoal.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.shoal.v1.TokenIdsH\x00\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x05\x88\x01\x01\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08priority\x18\x0e \x01(\rH\x06\x88\x01\x01\x12\x12\n\ntimeout_ms\x18\x0f \x01(\r\x12\x17\n\x0fresume_window_s\x18\x10 \x01(\r\x12\x12\n\nclient_key\x18\x11 \x01(\t\x12\x12\n\x05min_p\x18\x12 \x01(\x02H\x07\x88\x01\x01\x12\x16\n\ttypical_p\x18\x13 \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x14 \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x15 \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x16 \x01(\x02H\x0b\x88\x01\x01\x12<\n\nlogit_bias\x18\x17 \x03(\x0b\x32(.shoal.v1.GenerateRequest.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x18 \x03(\r\x12\x11\n\tbad_words\x18\x19 \x03(\t\x12\x19\n\x0ctop_logprobs\x18\x1a \x01(\rH\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x1c \x01(\rH\r\x88\x01\x01\x12\x0e\n\x01n\x18\x1b \x01(\rH\x0e\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05inputB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_priorityB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"%\n\x04\x43hat\x12\x1d\n\x05turns\x18\x01 \x03(\x0b\x32\x0e.shoal.v1.Turn\"%\n\x04Turn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xcf\x01\n\rGenerateEvent\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.shoal.v1.AcceptedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.shoal.v1.FinishedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x18.shoal.v1.PromptLogprobsH\x00\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\rB\x07\n\x05\x65vent\"C\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"b\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\"]\n\x0ePromptLogprobs\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.shoal.v1.TokenLogprobs\"`\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\x0c\x12!\n\x03top\x18\x04 \x03(\x0b\x32\x14.shoal.v1.TopLogprob\"8\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\x0c\"\x99\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x12\n\nprefill_us\x18\x06 \x01(\x04\x12\x11\n\tdecode_us\x18\x07 \x01(\x04\"7\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\noutput_ids\x18\x02 \x03(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\r\n\x0b\x43\x61ncelReply\"\x13\n\x11ListModelsRequest\"2\n\x0fListModelsReply\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Model\"`\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x17\n\x0f\x63ontext_len_max\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x0c\n\x04\x63hat\x18\x05 \x01(\x08\"[\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1e\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x0e.shoal.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x42\x07\n\x05input\"\x1c\n\rTokenizeReply\x12\x0b\n\x03ids\x18\x01 \x03(\r2\xcb\x02\n\tInference\x12@\n\x08Generate\x12\x19.shoal.v1.GenerateRequest\x1a\x17.shoal.v1.GenerateEvent0\x01\x12<\n\x06Resume\x12\x17.shoal.v1.ResumeRequest\x1a\x17.shoal.v1.GenerateEvent0\x01\x12\x38\n\x06\x43\x61ncel\x12\x17.shoal.v1.CancelRequest\x1a\x15.shoal.v1.CancelReply\x12\x44\n\nListModels\x12\x1b.shoal.v1.ListModelsRequest\x1a\x19.shoal.v1.ListModelsReply\x12>\n\x08Tokenize\x12\x19.shoal.v1.TokenizeRequest\x1a\x17.shoal.v1.TokenizeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,33 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=1106
   _globals['_TOKENIDS']._serialized_end=1129
   _globals['_GENERATEEVENT']._serialized_start=1132
-  _globals['_GENERATEEVENT']._serialized_end=1286
-  _globals['_ACCEPTED']._serialized_start=1288
-  _globals['_ACCEPTED']._serialized_end=1355
-  _globals['_DELTA']._serialized_start=1357
-  _globals['_DELTA']._serialized_end=1455
-  _globals['_TOKENLOGPROBS']._serialized_start=1457
-  _globals['_TOKENLOGPROBS']._serialized_end=1553
-  _globals['_TOPLOGPROB']._serialized_start=1555
-  _globals['_TOPLOGPROB']._serialized_end=1611
-  _globals['_FINISHED']._serialized_start=1614
-  _globals['_FINISHED']._serialized_end=1767
-  _globals['_RESUMEREQUEST']._serialized_start=1769
-  _globals['_RESUMEREQUEST']._serialized_end=1824
-  _globals['_CANCELREQUEST']._serialized_start=1826
-  _globals['_CANCELREQUEST']._serialized_end=1861
-  _globals['_CANCELREPLY']._serialized_start=1863
-  _globals['_CANCELREPLY']._serialized_end=1876
-  _globals['_LISTMODELSREQUEST']._serialized_start=1878
-  _globals['_LISTMODELSREQUEST']._serialized_end=1897
-  _globals['_LISTMODELSREPLY']._serialized_start=1899
-  _globals['_LISTMODELSREPLY']._serialized_end=1949
-  _globals['_MODEL']._serialized_start=1951
-  _globals['_MODEL']._serialized_end=2047
-  _globals['_TOKENIZEREQUEST']._serialized_start=2049
-  _globals['_TOKENIZEREQUEST']._serialized_end=2140
-  _globals['_TOKENIZEREPLY']._serialized_start=2142
-  _globals['_TOKENIZEREPLY']._serialized_end=2170
-  _globals['_INFERENCE']._serialized_start=2173
-  _globals['_INFERENCE']._serialized_end=2504
+  _globals['_GENERATEEVENT']._serialized_end=1339
+  _globals['_ACCEPTED']._serialized_start=1341
+  _globals['_ACCEPTED']._serialized_end=1408
+  _globals['_DELTA']._serialized_start=1410
+  _globals['_DELTA']._serialized_end=1508
+  _globals['_PROMPTLOGPROBS']._serialized_start=1510
+  _globals['_PROMPTLOGPROBS']._serialized_end=1603
+  _globals['_TOKENLOGPROBS']._serialized_start=1605
+  _globals['_TOKENLOGPROBS']._serialized_end=1701
+  _globals['_TOPLOGPROB']._serialized_start=1703
+  _globals['_TOPLOGPROB']._serialized_end=1759
+  _globals['_FINISHED']._serialized_start=1762
+  _globals['_FINISHED']._serialized_end=1915
+  _globals['_RESUMEREQUEST']._serialized_start=1917
+  _globals['_RESUMEREQUEST']._serialized_end=1972
+  _globals['_CANCELREQUEST']._serialized_start=1974
+  _globals['_CANCELREQUEST']._serialized_end=2009
+  _globals['_CANCELREPLY']._serialized_start=2011
+  _globals['_CANCELREPLY']._serialized_end=2024
+  _globals['_LISTMODELSREQUEST']._serialized_start=2026
+  _globals['_LISTMODELSREQUEST']._serialized_end=2045
+  _globals['_LISTMODELSREPLY']._serialized_start=2047
+  _globals['_LISTMODELSREPLY']._serialized_end=2097
+  _globals['_MODEL']._serialized_start=2099
+  _globals['_MODEL']._serialized_end=2195
+  _globals['_TOKENIZEREQUEST']._serialized_start=2197
+  _globals['_TOKENIZEREQUEST']._serialized_end=2288
+  _globals['_TOKENIZEREPLY']._serialized_start=2290
+  _globals['_TOKENIZEREPLY']._serialized_end=2318
+  _globals['_INFERENCE']._serialized_start=2321
+  _globals['_INFERENCE']._serialized_end=2652
 # @@protoc_insertion_point(module_scope)

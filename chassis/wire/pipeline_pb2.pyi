@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Step(_message.Message):
-    __slots__ = ("epoch", "step", "trace_parent", "slots", "num_tokens", "starts", "flags", "output_index", "token_ids", "table_lens", "table", "fresh", "freed_slots", "timings")
+    __slots__ = ("epoch", "step", "trace_parent", "slots", "num_tokens", "starts", "flags", "output_index", "token_ids", "table_lens", "table", "fresh", "freed_slots", "timings", "prompt_asks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class Step(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     FREED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ASKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     trace_parent: bytes
@@ -37,7 +38,22 @@ class Step(_message.Message):
     fresh: _containers.RepeatedCompositeFieldContainer[SlotStart]
     freed_slots: bytes
     timings: _containers.RepeatedCompositeFieldContainer[StageTiming]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., trace_parent: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., starts: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., output_index: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., table_lens: _Optional[bytes] = ..., table: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ..., freed_slots: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ...) -> None: ...
+    prompt_asks: _containers.RepeatedCompositeFieldContainer[PromptAsk]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., trace_parent: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., starts: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., output_index: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., table_lens: _Optional[bytes] = ..., table: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ..., freed_slots: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., prompt_asks: _Optional[_Iterable[_Union[PromptAsk, _Mapping]]] = ...) -> None: ...
+
+class PromptAsk(_message.Message):
+    __slots__ = ("row", "first", "count", "next_id", "top")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    first: int
+    count: int
+    next_id: int
+    top: int
+    def __init__(self, row: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., next_id: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
 
 class SlotStart(_message.Message):
     __slots__ = ("sampling", "seed", "prompt_len", "before", "min_tokens", "stop_ids")
@@ -70,20 +86,34 @@ class StageTiming(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., received_ns: _Optional[int] = ..., wait_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., send_ns: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "token_ids", "timings", "logprob_places", "logprobs")
+    __slots__ = ("epoch", "step", "token_ids", "timings", "logprob_places", "logprobs", "prompts", "nan_places")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_PLACES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    NAN_PLACES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     token_ids: bytes
     timings: _containers.RepeatedCompositeFieldContainer[StageTiming]
     logprob_places: bytes
     logprobs: _request_pb2.Logprobs
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., logprob_places: _Optional[bytes] = ..., logprobs: _Optional[_Union[_request_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    prompts: _containers.RepeatedCompositeFieldContainer[PromptAnswer]
+    nan_places: bytes
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., logprob_places: _Optional[bytes] = ..., logprobs: _Optional[_Union[_request_pb2.Logprobs, _Mapping]] = ..., prompts: _Optional[_Iterable[_Union[PromptAnswer, _Mapping]]] = ..., nan_places: _Optional[bytes] = ...) -> None: ...
+
+class PromptAnswer(_message.Message):
+    __slots__ = ("row", "first_index", "logprobs")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    first_index: int
+    logprobs: _request_pb2.Logprobs
+    def __init__(self, row: _Optional[int] = ..., first_index: _Optional[int] = ..., logprobs: _Optional[_Union[_request_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("epoch", "stage", "boot", "kind")

@@ -39,18 +39,20 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., gateway: _Optional[str] = ..., model: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., priority: _Optional[int] = ..., body_digest: _Optional[bytes] = ..., keyed: _Optional[bool] = ..., trace_parent: _Optional[bytes] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "shaping", "logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "shaping", "logprobs", "prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SHAPING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     shaping: Shaping
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Shaping(_message.Message):
     __slots__ = ("min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "bias", "allowed_ids", "bad_word_ids", "bad_word_lens")
@@ -89,6 +91,14 @@ class Logprobs(_message.Message):
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_lens: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PromptTold(_message.Message):
+    __slots__ = ("ids", "logprobs")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: Logprobs
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
@@ -141,7 +151,7 @@ class CancelMark(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Terminal(_message.Message):
-    __slots__ = ("attempt", "boot", "reason", "output_ids", "byte_cut", "usage", "timings", "error", "tenant", "body_digest", "model", "stop", "logprobs")
+    __slots__ = ("attempt", "boot", "reason", "output_ids", "byte_cut", "usage", "timings", "error", "tenant", "body_digest", "model", "stop", "logprobs", "prompt")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +165,7 @@ class Terminal(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     boot: str
     reason: str
@@ -168,7 +179,8 @@ class Terminal(_message.Message):
     model: str
     stop: _containers.RepeatedScalarFieldContainer[bytes]
     logprobs: Logprobs
-    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ..., output_ids: _Optional[_Iterable[int]] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., tenant: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., model: _Optional[str] = ..., stop: _Optional[_Iterable[bytes]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    prompt: PromptTold
+    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ..., output_ids: _Optional[_Iterable[int]] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., tenant: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., model: _Optional[str] = ..., stop: _Optional[_Iterable[bytes]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt: _Optional[_Union[PromptTold, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens")
@@ -211,7 +223,7 @@ class Chunk(_message.Message):
     def __init__(self, boot: _Optional[str] = ..., number: _Optional[int] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., finishes: _Optional[_Iterable[_Union[Finish, _Mapping]]] = ...) -> None: ...
 
 class Parts(_message.Message):
-    __slots__ = ("request_ids", "attempts", "first_indices", "lens", "ids", "digests", "told", "logprobs")
+    __slots__ = ("request_ids", "attempts", "first_indices", "lens", "ids", "digests", "told", "logprobs", "begun", "prompts")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +232,8 @@ class Parts(_message.Message):
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     TOLD_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     attempts: _containers.RepeatedScalarFieldContainer[int]
     first_indices: _containers.RepeatedScalarFieldContainer[int]
@@ -228,7 +242,9 @@ class Parts(_message.Message):
     digests: _containers.RepeatedScalarFieldContainer[int]
     told: _containers.RepeatedScalarFieldContainer[int]
     logprobs: Logprobs
-    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., lens: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., told: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    begun: _containers.RepeatedScalarFieldContainer[int]
+    prompts: _containers.RepeatedCompositeFieldContainer[PromptTold]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., lens: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., told: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., begun: _Optional[_Iterable[int]] = ..., prompts: _Optional[_Iterable[_Union[PromptTold, _Mapping]]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("request_id", "attempt", "length", "digest", "reason", "byte_cut", "usage", "timings", "error")
@@ -311,12 +327,14 @@ class TakeoverAnswer(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., gateway: _Optional[str] = ..., attempt: _Optional[int] = ..., yes: _Optional[_Union[Ids, _Mapping]] = ..., no_minimum: _Optional[int] = ...) -> None: ...
 
 class Ids(_message.Message):
-    __slots__ = ("ids", "logprobs")
+    __slots__ = ("ids", "logprobs", "prompt")
     IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: Logprobs
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    prompt: PromptTold
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt: _Optional[_Union[PromptTold, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("request_id", "attempt", "gateway", "held")

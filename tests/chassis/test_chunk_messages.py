@@ -29,6 +29,7 @@ PARTS = st.builds(
     ids=st.lists(U32, max_size=5).map(tuple),
     digest=st.integers(0, (1 << 64) - 1),
     logprobs=st.just(()),  # one an id: tests of their own
+    prompt=st.none(),
 )
 FINISH = Finish(RequestId("a"), Attempt(3), 7, (1 << 64) - 1, Reason.STOP, 0, Usage(1, 2, 3))
 

@@ -12,7 +12,16 @@ from chassis.messages import gateway as g
 from chassis.messages import ownership as o
 from chassis.messages import pipeline as p
 from chassis.messages import sampling as s
-from chassis.messages.request import Reason, Terminal, build_record, parse_record
+from chassis.messages.request import (
+    Limits,
+    Reason,
+    Request,
+    Terminal,
+    build_record,
+    build_request,
+    parse_record,
+    parse_request,
+)
 from chassis.wire import gateway_pb2
 from chassis.wire import request_pb2 as pb
 
@@ -202,3 +211,94 @@ def test_a_delta_carries_log_probabilities_and_its_choice() -> None:
     (told,) = m.delta.logprobs
     assert (told.logprob, told.rank, told.token) == (-0.5, 2, b"a")
     assert [(t.id, t.logprob, t.token) for t in told.top] == [(7, -0.25, b"b")]
+
+
+PROMPT = s.PromptTold((7, 8, 9), ENTRIES)
+
+
+def test_what_is_told_of_a_prompt_survives_parts_answers_and_records() -> None:
+    request_id, attempt, boot = RequestId("r"), Attempt(1), BootId("b")
+    parts = (
+        c.Part(request_id, attempt, 4, (1,), 5),
+        c.Part(RequestId("q"), attempt, 0, (1, 2), 5, (), PROMPT),
+        c.Part(RequestId("p"), attempt, 0, (3,), 5, ENTRIES[:1], PROMPT),
+    )
+    chunk = c.Chunk(boot, 1, parts, ())
+    assert c.parse_chunk(c.build_chunk(chunk)) == chunk
+    answer = o.TakeoverAnswer(request_id, GatewayId("g"), attempt, (1, 2), None, ENTRIES[:2], PROMPT)
+    assert o.parse_to_batcher(o.build_to_batcher(answer)) == answer
+    record = Terminal(attempt, boot, Reason.STOP, (1, 2), prompt=PROMPT)
+    assert parse_record(build_record(record)) == record
+
+
+def test_a_prompt_is_told_of_with_the_first_id_alone() -> None:
+    chunk = c.Chunk(BootId("b"), 1, (c.Part(RequestId("r"), Attempt(1), 1, (1,), 5, (), PROMPT),), ())
+    with pytest.raises(BadMessage, match="told of no prompt"):
+        c.parse_chunk(c.build_chunk(chunk))
+    with pytest.raises(BadMessage, match="do not add up"):
+        s.parse_prompt_told(pb.PromptTold(ids=[1, 2], logprobs=s.build_logprobs(ENTRIES)))
+
+
+def test_a_prompt_asks_for_no_more_than_messages_hold() -> None:
+    def asking(length: int, top: int) -> Request:
+        sampling = s.Sampling(prompt_logprobs=top)
+        ids = (5,) * length
+        return Request(RequestId("r"), "t", GatewayId("g"), "m", ids, 1, sampling, Limits(8))
+
+    most = s.PROMPT_LOGPROBS_MAX // 21 + 1
+    assert parse_request(build_request(asking(most, 20))) == asking(most, 20)
+    with pytest.raises(BadMessage, match="prompt_logprobs"):
+        parse_request(build_request(asking(most + 1, 20)))
+
+
+def test_the_largest_record_fits_into_a_message_of_the_bus() -> None:
+    """With a vocabulary of 21 bits, both kinds of log probabilities, and what is left of the context."""
+    top = s.TokenLogprobs(-0.5, 150_000, (150_000,) * 20, (-0.5,) * 20)
+    told = (top,) * (s.PROMPT_LOGPROBS_MAX // 21)
+    one = (s.TokenLogprobs(-0.5, 150_000),)
+    for prompt in (told, one * s.PROMPT_LOGPROBS_MAX):
+        ids = (150_000,) * (131_072 - len(prompt))
+        record = Terminal(
+            Attempt(1),
+            BootId("b"),
+            Reason.LENGTH,
+            ids,
+            logprobs=s.recorded(one * len(ids)),
+            prompt=s.PromptTold((150_000,) * len(prompt), prompt),
+        )
+        assert len(build_record(record)) < 1 << 20
+
+
+def test_asks_and_answers_of_prompts_survive_the_ring() -> None:
+    asks = (p.PromptAsk(0, 3, 2, 9, 5), p.PromptAsk(1, 0, 1, 4, 0))
+    columns = {"slots": (1, 2), "num_tokens": (5, 1), "starts": (0, 0), "flags": (2, 0)}
+    header = p.build_step(
+        3, 1, **columns, output_index=(0, 0), token_ids=range(6), table_lens=(0, 0), prompt_asks=asks,
+        fresh=[p.SlotStart(s.Sampling(), 1)],
+    )  # fmt: skip
+    passed_on = p.add_timing(header, p.StageTiming(0, 1, 2, 3, 4))
+    assert p.read_step(passed_on).prompt_asks == p.parse_step(header).prompt_asks == asks
+    answers = (p.PromptAnswer(0, 4, ENTRIES[:2]), p.PromptAnswer(1, 1, ENTRIES[2:]))
+    result = p.parse_result(p.build_result(3, 1, [7, 8, 9], prompts=answers, nan_places=(0, 2)))
+    assert (result.prompts, result.nan_places, result.logprobs) == (answers, (0, 2), ())
+    with pytest.raises(BadMessage, match="places"):
+        p.parse_result(p.build_result(3, 1, [7], nan_places=(1,)))
+    with pytest.raises(BadMessage, match="first id"):
+        p.parse_result(p.build_result(3, 1, [7], prompts=[p.PromptAnswer(0, 0, ENTRIES)]))
+
+
+def test_steps_and_results_without_them_are_as_they_were() -> None:
+    """Not a byte is added where nobody asks."""
+    step = p.build_step(3, 1, slots=(1,), num_tokens=(1,), starts=(4,), flags=(1,), token_ids=(7,))
+    known = {field.number for field, _ in p.pb.Step.FromString(step).ListFields()}
+    assert known <= set(range(1, 15))
+    result = p.pb.StepResult.FromString(p.build_result(3, 1, [7]))
+    assert {field.number for field, _ in result.ListFields()} == {1, 2, 3}
+
+
+def test_the_front_tells_of_prompts_in_pieces() -> None:
+    piece = g.PromptLogprobs((7,), 3, (g.IdLogprobs(-0.5, 2, b"x", (g.TopLogprob(9, -0.25, b"y"),)),), 1)
+    m = gateway_pb2.GenerateEvent.FromString(g.build_event(piece))
+    told = m.prompt_logprobs
+    assert (m.choice, list(told.ids), told.first_index) == (1, [7], 3)
+    assert (told.logprobs[0].rank, told.logprobs[0].top[0].token) == (2, b"y")
