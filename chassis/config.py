@@ -66,12 +66,13 @@ def split_flags(cls: type[Any], flags: Sequence[str]) -> list[tuple[str, str]]:
             raise ConfigError(f"{word!r} is not a flag")
         name, equals, text = word[2:].partition("=")
         key = name.replace("-", "_")
-        if key.startswith("no_") and types_by_name.get(key[3:]) is bool and not equals:
+        if key.startswith("no_") and not equals and _unwrap(types_by_name.get(key[3:]))[0] is bool:
             pairs.append((key[3:], "false"))
             continue
         _known(key, types_by_name, "flag " + word.partition("=")[0])
         if not equals:
-            if types_by_name[key] is bool and (not words or words[0].lower() not in _TRUE | _FALSE):
+            is_switch = _unwrap(types_by_name[key])[0] is bool
+            if is_switch and (not words or words[0].lower() not in _TRUE | _FALSE):
                 text = "true"
             elif words:
                 text = words.pop(0)

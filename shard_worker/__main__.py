@@ -41,6 +41,7 @@ def build_executor(config: Config) -> Executor:
             repository=config.repository,
             dtype=config.dtype,
             quantize=config.quantize,
+            int8_activations=config.int8_activations,
             engine=config.engine,
             threads=config.threads,
             context_len=config.context_len,

@@ -21,7 +21,7 @@ from shard_worker.model.families import FAMILIES, stage_weights
 from shard_worker.model.layers import DTYPES, precision_of
 from shard_worker.probe import ProbeRow, probe_inputs
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
-from shard_worker.weights import Checkpoint, digest_of
+from shard_worker.weights import digest_of
 
 BLOCK_SIZE_TOKENS = 16
 PROMPT_LEN, OUTPUT_LEN = 24, 8
@@ -59,6 +59,7 @@ class Run:
 
     dtype: str
     quantize: str
+    int8_activations: bool
     ids: tuple[int, ...]  # greedy, the same twice
     layer_us: tuple[float, ...]
     head_us: float
@@ -94,12 +95,23 @@ def try_out(executor: TorchExecutor, config: EngineConfig, num_stages: int) -> R
     first, second = (_greedy(executor, range(start, start + 2)) for start in (0, 2))
     if first != second:
         raise LoadFailed(f"self-test: two greedy runs differ: {first} and {second}")
-    costs = measure(executor, executor.checkpoint, time.process_time)
+    # a device works while the processor does nothing
+    clock = time.process_time if executor.device.type == "cpu" else time.perf_counter
+    costs = measure(executor, executor.checkpoint, clock)
     num_stages = min(num_stages, executor.facts.num_layers)
     stages = tuple(
         _proposed(executor, config, costs, r, num_stages) for r in split_by_time(costs, num_stages)
     )
-    return Run(config.dtype, config.quantize, tuple(first), costs.layer_us, costs.head_us, ROWS, stages)
+    return Run(
+        config.dtype,
+        config.quantize,
+        executor.int8_activations,
+        tuple(first),
+        costs.layer_us,
+        costs.head_us,
+        ROWS,
+        stages,
+    )
 
 
 def _whole(executor: TorchExecutor) -> StageSpec:
@@ -129,22 +141,27 @@ def _proposed(
     first, end = layers
     model = executor.checkpoint.config
     head_us = costs.head_us if end == model.num_layers else 0.0
-    kv_bytes = (
-        2 * (end - first) * model.num_kv_heads * model.head_dim * (2 if config.dtype == "bfloat16" else 4)
-    )
+    kv_bytes = 2 * (end - first) * model.num_kv_heads * model.head_dim * (4 if _is_wide(config) else 2)
     return ProposedStage(
         first,
         end,
         sum(costs.layer_us[first:end]) + head_us,
-        _weight_bytes(executor.checkpoint, config, first, end),
+        _weight_bytes(executor, config, first, end),
         kv_bytes,
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, config: EngineConfig, first: int, end: int) -> int:
-    model = checkpoint.config
+def _is_wide(config: EngineConfig) -> bool:
+    return config.dtype == "float32"
+
+
+def _weight_bytes(executor: TorchExecutor, config: EngineConfig, first: int, end: int) -> int:
+    checkpoint, model = executor.checkpoint, executor.checkpoint.config
     if model.family in FAMILIES:
-        return kept_bytes(stage_weights(checkpoint, first, end), config.dtype, config.quantize)
+        weights = stage_weights(checkpoint, first, end)
+        if executor.device.type == "cpu":
+            return kept_bytes(weights, config.dtype, config.quantize)
+        return kept_bytes(weights, "float32" if _is_wide(config) else "bfloat16", "none")  # all expanded
     ends = int(first == 0) + int(end == model.num_layers)  # embedding and head
     params = (end - first) * model.layer_params + ends * model.vocab_size * model.hidden_size
     return params * precision_of(DTYPES[config.dtype]).compute.itemsize
@@ -158,6 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quantize", default="none")
+    parser.add_argument("--int8-activations", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(argv)
     config = EngineConfig(
@@ -165,6 +184,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         repository=given.repository,
         dtype=given.dtype,
         quantize=given.quantize,
+        int8_activations=given.int8_activations,
+        device=given.device,
         threads=given.threads,
         num_blocks=NUM_BLOCKS,
     )

@@ -13,6 +13,8 @@ class Config:
     repository: str = ""  # folder of models with versions; empty: in the user's data folder
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # float16: on CUDA
     quantize: Literal["none", "keep", "int8", "int4"] = "none"  # keep: as packed in the file; none: expanded
+    # in products with packed weights, compiled: twice as fast, less exact; none: with int8 and int4
+    int8_activations: bool | None = None
     # auto: compiled code where it runs the model; transformers: that library's own code; device: what CUDA
     # runs, on the processor too
     engine: Literal["auto", "native", "torch", "transformers", "device"] = "auto"

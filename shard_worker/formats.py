@@ -95,6 +95,16 @@ def kept_bytes(weights: StageWeights, dtype: str, quantize: str) -> int:
     return sum(map(of, inside)) + sum(of(matrix, OUTSIDE_BITS_MIN) for matrix in outside)
 
 
+def packs_some(weights: StageWeights, dtype: str, quantize: str) -> bool:
+    """Whether any matrix in the layers is packed once prepared."""
+    return any(
+        is_packed(kept_format(matrix, dtype, quantize))
+        for layer in weights.layers
+        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        for matrix in linear.matrices
+    )
+
+
 def prepared_stage(weights: StageWeights, dtype: str, quantize: str) -> StageWeights:
     """All of a stage's matrices, prepared at once. A stage that lays weights out anew prepares them one by
     one instead: so the expanded ones needn't be in memory together. Raises LoadFailed.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shard_worker.executor import I32, I64, LoadFailed, StepInputs
 from shard_worker.formats import prepared
 from shard_worker.kv_tensors import KvForm
+from shard_worker.model.config import ModelConfig
 from shard_worker.model.stage import NO_BYTES, StageMemory
 from shard_worker.model.stage_weights import (
     Activation,
@@ -32,7 +33,7 @@ HEAD_MIN_BITS = 8  # of embedding and head, whatever the other matrices are quan
 ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 
 
-def unsupported(weights: StageWeights) -> str | None:
+def unsupported(weights: StageWeights | ModelConfig) -> str | None:
     """Why compiled code can't run this; None: it can."""
     for name in ("hidden_size", "head_dim", "intermediate_size"):
         if getattr(weights, name) % 8:

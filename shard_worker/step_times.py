@@ -210,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32", choices=tuple(DTYPE_BITS))
     parser.add_argument("--quantize", default="none", choices=("none", "keep", *QUANTIZED_BITS))
+    parser.add_argument("--int8-activations", action=argparse.BooleanOptionalAction)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sequences", default="1,16,64", help="how many decode together: points to measure")
     parser.add_argument("--context-len", type=int, default=128)
@@ -222,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 model=args.model,
                 dtype=args.dtype,
                 quantize=args.quantize,
+                int8_activations=args.int8_activations,
                 threads=args.threads,
                 kv_memory_mb=args.kv_memory_mb,
             )

@@ -20,10 +20,11 @@ from shard_worker.device import choice
 from shard_worker.device.memory import num_blocks_of
 from shard_worker.device.stage import DeviceStage
 from shard_worker.executor import I64, Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
-from shard_worker.formats import BITS, QUANTIZE, digest_as_kept, prepared_stage
+from shard_worker.formats import BITS, QUANTIZE, digest_as_kept, packs_some, prepared_stage
 from shard_worker.hf_dir import HfCheckpoint
+from shard_worker.last_sampled import LastSampled
 from shard_worker.model.config import ModelConfig
-from shard_worker.model.families import stage_weights
+from shard_worker.model.families import FAMILIES, stage_weights
 from shard_worker.model.layers import DTYPES, Precision, precision_of
 from shard_worker.model.stage import Stage, StageMemory
 from shard_worker.model.stage_weights import StageWeights
@@ -47,6 +48,7 @@ class EngineConfig:
     repository: str = ""  # folder of models with versions; empty: in the user's data folder
     dtype: str = "float32"  # or bfloat16
     quantize: str = "none"  # or keep, int8, int4: see `formats.prepared`
+    int8_activations: bool | None = None  # in products with packed weights; None: with int8 and int4
     engine: str = "auto"  # or one of ENGINES; auto: native where it can be had and runs the model
     threads: int = 1
     context_len: int = 0  # 0: the model's own
@@ -95,9 +97,12 @@ class TorchExecutor:
         self._given_attention = attention is not None
         self._resident: _Resident | None = None
         self._spec: StageSpec | None = None
+        self._last_sampled = LastSampled(0)
         model = self._checkpoint.config
         cache_dir = Path(config.digest_cache_dir) if config.digest_cache_dir else None
+        self._int8_activations = self._rounds_activations()
         digest = digest_as_kept(digest_of(self._checkpoint, cache_dir), config.quantize)
+        digest = digest_as_kept(digest, "int8 activations" if self._int8_activations else "none")
         digest = digest_as_kept(digest, "stretched" if model.stretched else "none")
         name = config.model_name or model_name(config.model, path)
         self._facts = ModelFacts(
@@ -131,6 +136,11 @@ class TorchExecutor:
     def checkpoint(self) -> Checkpoint:
         return self._checkpoint
 
+    @property
+    def int8_activations(self) -> bool:
+        """Whether products with packed weights round their inputs to 8 bits."""
+        return self._int8_activations
+
     def load(self, spec: StageSpec) -> Loaded:
         model = self._checkpoint.config
         _check_spec(spec, model)
@@ -147,6 +157,7 @@ class TorchExecutor:
                 self._resident = self._spec = None  # the next load takes its KV memory anew, and says so
                 raise LoadFailed(f"steps of {spec.step_tokens_max} tokens: {error}") from None
         self._spec = spec
+        self._last_sampled = LastSampled(spec.slots_max)
         return Loaded(resident.num_blocks, kv_allocated=anew)
 
     def _take_memory(self, spec: StageSpec) -> None:
@@ -223,6 +234,32 @@ class TorchExecutor:
             self._checkpoint, spec.first_layer, spec.end_layer, self._precision, self._attention
         )
 
+    def _rounds_activations(self) -> bool:
+        """As asked; unasked where weights are quantised here and compiled code runs. Raises LoadFailed."""
+        config = self._config
+        asked = config.int8_activations
+        if asked is False or (asked is None and config.quantize not in BITS):
+            return False
+        if config.quantize == "none":
+            raise LoadFailed("int8_activations: quantize none packs no weights; say keep, int8 or int4")
+        reason = self._not_compiled()
+        if reason is not None and asked:
+            raise LoadFailed(f"int8_activations: only compiled code rounds them, and {reason}")
+        return reason is None
+
+    def _not_compiled(self) -> str | None:
+        """Why stages of this model won't run in compiled code; None: they will."""
+        config, model = self._config, self._checkpoint.config
+        if self._device.type != "cpu":
+            return f"device {self._device} computes"
+        if config.engine not in ("auto", "native") or self._given_attention:
+            return f"engine {config.engine} computes"
+        if model.family not in FAMILIES:
+            return "the transformers library computes"
+        if (reason := unsupported(model)) is not None:
+            return reason
+        return "there is none" if library.native() is None else None
+
     def _native_stage(self, weights: StageWeights) -> NativeStage | None:
         """None: torch is to compute. Raises LoadFailed."""
         config = self._config
@@ -230,8 +267,15 @@ class TorchExecutor:
             return None
         compiled, reason = library.native(), unsupported(weights)
         if compiled is not None and reason is None:
+            if config.int8_activations and not packs_some(weights, config.dtype, config.quantize):
+                raise LoadFailed(f"int8_activations: quantize {config.quantize} packs no weights here")
             return NativeStage(
-                weights, compiled, dtype=config.dtype, quantize=config.quantize, threads=config.threads
+                weights,
+                compiled,
+                dtype=config.dtype,
+                quantize=config.quantize,
+                int8_activations=self._int8_activations,
+                threads=config.threads,
             )
         reason = reason or "there is no compiled code"
         if config.engine == "native":
@@ -248,13 +292,16 @@ class TorchExecutor:
             return StepOutput(NO_BYTES, NO_IDS)
         if isinstance(resident.stage, DeviceStage):
             return resident.stage.begin(inputs, activations).result()
+        inputs = self._last_sampled.known(inputs)
         sent = resident.stage.run(inputs, activations)
         if spec.stage < spec.num_stages - 1:
             return StepOutput(sent, NO_IDS)
         if not len(inputs.sample_rows):
             return StepOutput(NO_BYTES, NO_IDS)
         last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
-        return sampler.output(resident.stage.logits(last), inputs)
+        output = sampler.output(resident.stage.logits(last), inputs)
+        self._last_sampled.keep(inputs, output.token_ids)
+        return output
 
     def logits(self, tokens: I64) -> torch.Tensor:
         """Of the last run's tokens at these places, on the last stage, for checks: [k, vocab_size]."""

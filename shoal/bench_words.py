@@ -40,6 +40,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         dtype=arguments.dtype,
         quantize=arguments.quantize,
+        int8_activations=arguments.int8_activations,
         restart=False,
     )
     told = worker_times(plan, asked)

@@ -193,6 +193,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         repository=arguments.repository,
         dtype=arguments.dtype,
         quantize=arguments.quantize,
+        int8_activations=arguments.int8_activations,
         stages=arguments.stages,
         spares=arguments.spares,
         run_dir=arguments.run_dir,

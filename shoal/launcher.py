@@ -47,13 +47,14 @@ class LaunchError(Exception):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to run. `model`: a path (GGUF file or Hugging Face folder), `name[:version]` in the repository,
-    `smollm2` or `fake`. `dtype` and `quantize` None: as the configuration says.
+    `smollm2` or `fake`. `dtype`, `quantize`, `int8_activations` None: as the configuration says.
     """
 
     model: str = "smollm2"
     repository: Path | None = None  # None: in the user's data folder
     dtype: str | None = None
     quantize: str | None = None
+    int8_activations: bool | None = None
     stages: int = 2
     spares: int = 0
     batchers: int = 1
@@ -86,6 +87,16 @@ def model_flags(name: str, repository: Path | None = None) -> tuple[str, ...]:
     if manifest is None:
         raise LaunchError(f"no such model: {name} is no file or folder, and not in {kept.folder}")
     return ("--model", str(kept.weights_of(manifest).absolute()), "--model-name", name)
+
+
+def precision_flags(plan: Plan) -> tuple[str, ...]:
+    """What a worker, or a measurement of one, is told of numbers."""
+    flags: list[str] = []
+    for flag, value in (("--dtype", plan.dtype), ("--quantize", plan.quantize)):
+        flags += [flag, value] if value is not None else []
+    if plan.int8_activations is not None:
+        flags.append("--int8-activations" if plan.int8_activations else "--no-int8-activations")
+    return tuple(flags)
 
 
 def check_config(path: Path) -> None:
@@ -157,9 +168,7 @@ class Deployment:
         if self.plan.config is not None:
             check_config(self.plan.config)
         model = model_flags(self.plan.model, self.plan.repository)
-        for flag, value in (("--dtype", self.plan.dtype), ("--quantize", self.plan.quantize)):
-            if value is not None:
-                model += (flag, value)
+        model += precision_flags(self.plan)
         self._ports = [free_port() for _ in range(self.plan.gateways)]
         if self.plan.port:
             self._ports[0] = self.plan.port

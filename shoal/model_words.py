@@ -30,6 +30,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     check.add_argument("model", help="name[:version], or a path")
     check.add_argument("--stages", type=int, default=2, help="to propose a split for")
     add_precision(check)
+    check.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or auto")
     check.add_argument("--threads", type=int, default=1)
     check.set_defaults(do=_check)
 
@@ -56,6 +57,11 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
         choices=["none", "keep", "int8", "int4"],
         help="weights in so few bits; keep: as packed in the file",
     )
+    parser.add_argument(
+        "--int8-activations",
+        action=argparse.BooleanOptionalAction,
+        help="multiply packed weights by 8-bit numbers: faster, less exact (default: with int8 and int4)",
+    )
 
 
 def repository_of(arguments: argparse.Namespace) -> ModelRepository:
@@ -80,7 +86,12 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     asked = Asked(
-        arguments.stages, arguments.dtype or "float32", arguments.quantize or "none", arguments.threads
+        stages=arguments.stages,
+        dtype=arguments.dtype or "float32",
+        quantize=arguments.quantize or "none",
+        int8_activations=arguments.int8_activations,
+        device=arguments.device,
+        threads=arguments.threads,
     )
     manifest, told = models.check(repository_of(arguments), arguments.model, asked)
     if manifest is not None:
@@ -106,12 +117,14 @@ def _line(manifest: Manifest) -> str:
 def report(told: dict[str, Any]) -> str:
     """What a worker's check found, for people."""
     formats = ", ".join(f"{count} matrices {name}" for name, count in told["formats"].items())
+    rounded = ", 8-bit activations" if told["int8_activations"] else ""
     lines = [
         f"{told['family']}, {told['num_layers']} layers, vocabulary {told['vocab_size']},"
         f" context {told['context_len_max']}",
         f"{formats or 'not described here'}; {told['stored_bytes'] / MIB:.0f} MiB on disk",
         f"digest {told['digest']}",
-        f"{told['dtype']}, quantize {told['quantize']}: {len(told['ids'])} greedy tokens, the same twice",
+        f"{told['dtype']}, quantize {told['quantize']}{rounded}: {len(told['ids'])} greedy tokens,"
+        f" the same twice",
         f"one step of {told['rows']} sequences, in processor time: layers"
         f" {min(told['layer_us']) / 1e3:.2f} to {max(told['layer_us']) / 1e3:.2f} ms,"
         f" head {told['head_us'] / 1e3:.2f} ms",

@@ -43,13 +43,16 @@ class Asked:
     stages: int = 2
     dtype: str = "float32"
     quantize: str = "none"
+    int8_activations: bool | None = None  # None: as a worker has it
+    device: str = "cpu"
     threads: int = 1
 
     @property
     def flags(self) -> tuple[str, ...]:
+        asked = {None: (), True: ("--int8-activations",), False: ("--no-int8-activations",)}
         return (
-            "--stages", str(self.stages), "--dtype", self.dtype,
-            "--quantize", self.quantize, "--threads", str(self.threads),
+            "--stages", str(self.stages), "--dtype", self.dtype, "--quantize", self.quantize,
+            *asked[self.int8_activations], "--device", self.device, "--threads", str(self.threads),
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from chassis import nats_bus
 from shoal.client import Accepted, AsyncClient, Params
-from shoal.launcher import Deployment, LaunchError, Plan, model_flags
+from shoal.launcher import Deployment, LaunchError, Plan, model_flags, precision_flags
 from shoal.ledger import Ledger
 from shoal.why import collect
 
@@ -68,8 +68,7 @@ def worker_times(plan: Plan, asked: Asked) -> dict[str, Any]:
     """What `python -m shard_worker.step_times` says. Raises LaunchError."""
     flags = ["--threads", str(plan.threads), "--context-len", str(asked.context_len)]
     flags += ["--sequences", ",".join(map(str, asked.sequences))]
-    for flag, value in (("--dtype", plan.dtype), ("--quantize", plan.quantize)):
-        flags += [flag, value] if value is not None else []
+    flags += precision_flags(plan)
     named = dict(zip(*[iter(model_flags(plan.model))] * 2, strict=False))
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:

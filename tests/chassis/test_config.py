@@ -15,6 +15,7 @@ class Config:
     ratio: float = 0.5
     name: str = "default"
     on: bool = False
+    maybe: bool | None = None
     sizes: tuple[int, ...] = (1, 2)
     limit: int | None = None
     mode: Literal["a", "b"] = "a"
@@ -45,6 +46,9 @@ def test_values_take_the_type_of_their_field(tmp_path: Path) -> None:
     assert load(Config, "s", flags=flags) == Config(on=True, sizes=(4, 5), mode="b")
     assert load(Config, "s", flags=["--no-on", "--limit", "7"]) == Config(limit=7)
     assert load(Config, "s", flags=["--on", "false"]) == Config(on=False)
+    assert load(Config, "s", flags=["--maybe", "--port", "2"]) == Config(maybe=True, port=2)
+    assert load(Config, "s", flags=["--no-maybe"]) == Config(maybe=False)
+    assert load(Config, "s", flags=["--maybe=none"]) == Config()
     assert load(Config, "s", write(tmp_path, "[s]\nsizes = [7]\nlimit = 3\n")) == Config(sizes=(7,), limit=3)
     assert load(Config, "s", env={"SHOAL_S_SIZES": ""}) == Config(sizes=())
 

@@ -59,6 +59,12 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "no such file" in told(capsys, 1, "--model", "nowhere", "--repository", str(tmp_path))["error"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, 1, "--model", str(folder), "--device", "cuda")
+    assert found["error"].startswith("device cuda: torch ")
+
+
 def test_a_model_whose_numbers_are_none(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,13 @@ def engines() -> tuple[str, ...]:
     return ("torch", "native") if library.native() is not None else ("torch",)
 
 
-def executor(path: Path, quantize: str, engine: str = "torch", dtype: str = "float32") -> TorchExecutor:
+def executor(
+    path: Path,
+    quantize: str,
+    engine: str = "torch",
+    dtype: str = "float32",
+    int8_activations: bool | None = False,
+) -> TorchExecutor:
     cache_dir = str((path if path.is_dir() else path.parent) / "digests")
     return TorchExecutor(
         EngineConfig(
@@ -43,15 +49,22 @@ def executor(path: Path, quantize: str, engine: str = "torch", dtype: str = "flo
             quantize=quantize,
             engine=engine,
             dtype=dtype,
+            int8_activations=int8_activations,
             num_blocks=40,
             digest_cache_dir=cache_dir,
         )
     )
 
 
-def logits(path: Path, quantize: str, engine: str = "torch", dtype: str = "float32") -> np.ndarray:
+def logits(
+    path: Path,
+    quantize: str,
+    engine: str = "torch",
+    dtype: str = "float32",
+    int8_activations: bool | None = False,
+) -> np.ndarray:
     """[tokens, vocabulary] of a prompt."""
-    made = executor(path, quantize, engine, dtype)
+    made = executor(path, quantize, engine, dtype, int8_activations)
     made.load(StageSpec(0, 1, 0, made.facts.num_layers, 4, 8, 64))
     made.run(probe_inputs([ProbeRow(IDS, 0, range(5))], 4), NOTHING)
     found: np.ndarray = made.logits(np.arange(len(IDS), dtype=np.int64)).float().numpy().copy()
@@ -73,7 +86,7 @@ def test_engines_agree_on_what_is_quantised_at_load(folder: Path, quantize: str)
 def test_what_is_quantised_at_load_loses_no_more_in_bfloat16_than_what_is_not(
     folder: Path, quantize: str
 ) -> None:
-    """How much that is depends on the processor: torch multiplies in bfloat16 where there are products of it."""
+    """How much that is depends on the processor: torch multiplies in bfloat16 where it has such products."""
 
     def lost(engine: str, quantize: str) -> float:
         exact = logits(folder, quantize, "torch", "float32")
@@ -112,6 +125,46 @@ def test_stages_that_keep_weights_differently_are_of_different_models(folder: Pa
     assert len(digests) == 4
     with pytest.raises(LoadFailed, match="quantize 'int3' is not one of none, int8, int4, keep"):
         executor(folder, "int3")
+
+
+@pytest.mark.skipif("native" not in engines(), reason="no compiler here")
+@pytest.mark.parametrize("quantize", ["int8", "int4", "keep"])
+def test_activations_in_8_bits_lose_as_much_as_weights_in_8_bits(folder: Path, quantize: str) -> None:
+    weights_lose = off(logits(folder, "int8"), logits(folder, "none"))
+    path = folder / "Q5_0.gguf" if quantize == "keep" else folder
+    exact = logits(path, quantize, "native")
+    rounded = logits(path, quantize, "native", int8_activations=True)
+    assert weights_lose / 4 < off(rounded, exact) < weights_lose * 4
+
+
+@pytest.mark.skipif("native" not in engines(), reason="no compiler here")
+def test_activations_are_rounded_unasked_where_weights_are_quantised_here(folder: Path) -> None:
+    """In compiled code alone; and who rounds them is of another model."""
+    for quantize, rounds in (("none", False), ("keep", False), ("int8", True), ("int4", True)):
+        assert executor(folder, quantize, "native", int8_activations=None).int8_activations is rounds
+        assert not executor(folder, quantize, "torch", int8_activations=None).int8_activations
+    packed = folder / "Q8_0.gguf"
+    exact, rounded = (executor(packed, "keep", "auto", int8_activations=i) for i in (None, True))
+    assert rounded.int8_activations and exact.facts.digest != rounded.facts.digest
+
+
+def test_activations_that_nothing_would_round_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(quantize: str, engine: str) -> str:
+        with pytest.raises(LoadFailed) as refused:
+            made = executor(folder, quantize, engine, int8_activations=True)
+            made.load(StageSpec(0, 1, 0, made.facts.num_layers, 4, 8, 64))
+        return str(refused.value)
+
+    assert "quantize none packs no weights; say keep, int8 or int4" in refusal("none", "auto")
+    for engine in ("torch", "device", "transformers"):
+        assert f"only compiled code rounds them, and engine {engine} computes" in refusal("int8", engine)
+    if "native" in engines():
+        assert "quantize keep packs no weights here" in refusal("keep", "auto")
+    monkeypatch.setattr(library, "native", lambda: None)
+    assert "only compiled code rounds them, and there is none" in refusal("int8", "auto")
+    assert not executor(folder, "int8", "auto", int8_activations=None).int8_activations
 
 
 def formats_of(weights: StageWeights) -> tuple[set[str], set[str]]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from chassis.config import load
 from chassis.model_repository import MANIFEST, ModelRepository, default_folder
+from shard_worker.config import Config as WorkerConfig
 from shoal import models
 from shoal.cli import _parser as parser
 from shoal.cli import _plan, main
-from shoal.launcher import LaunchError, model_flags
+from shoal.launcher import LaunchError, model_flags, precision_flags
 from shoal.models import Asked, ModelError
 
 DIGEST = "d" * 64
@@ -25,6 +27,7 @@ TOLD = {
     "stored_bytes": 3 << 20,
     "dtype": "float32",
     "quantize": "int8",
+    "int8_activations": True,
     "ids": [1, 2, 3],
     "layer_us": [900.0, 1000.0, 900.0, 900.0],
     "head_us": 1500.0,
@@ -168,10 +171,13 @@ def test_what_changed_meanwhile_leaves_nothing(
 def test_check_verifies_before_it_runs(worker: Worker, repository: ModelRepository, gguf: Path) -> None:
     manifest = models.add(repository, str(gguf), "tiny")
     worker.asked.clear()
-    checked, told = models.check(repository, "tiny:1", Asked(3, "bfloat16", "int4", 2))
+    checked, told = models.check(repository, "tiny:1", Asked(3, "bfloat16", "int4", threads=2))
     assert checked == manifest and told["digest"] == DIGEST
-    flags = "--stages 3 --dtype bfloat16 --quantize int4 --threads 2".split()
+    flags = "--stages 3 --dtype bfloat16 --quantize int4 --device cpu --threads 2".split()
     assert worker.asked == [("tiny.Q8_0.gguf", tuple(flags))]
+    assert "--no-int8-activations" in Asked(int8_activations=False).flags
+    on_device = Asked(int8_activations=True, device="cuda")
+    assert on_device.flags[6:9] == ("--int8-activations", "--device", "cuda")
     path = repository.weights_of(manifest)
     data = bytearray(path.read_bytes())
     data[5] ^= 1
@@ -240,7 +246,7 @@ def test_the_words(
     assert capsys.readouterr().out.startswith("tiny:1  llama  0 MiB  20")
     assert main(["model", "check", "tiny", "--quantize", "int8", *where]) == 0
     told = capsys.readouterr().out
-    assert "1 files are what was added" in told
+    assert "1 files are what was added" in told and "quantize int8, 8-bit activations: 3 greedy" in told
     assert "stage 0: layers 0 to 2, 2.8 ms, weights 2 MiB, KV 0.5 KiB a token" in told
     assert main(["model", "remove", "tiny", *where]) == 0
     assert main(["model", "remove", "tiny", *where]) == 1
@@ -262,6 +268,11 @@ def test_up_finds_the_repositorys_models(
     words = ["up", "--model", "tiny", "--repository", "r", "--quantize", "int4", "--dtype", "bfloat16"]
     plan = _plan(parser().parse_args(words))
     assert (plan.repository, plan.quantize, plan.dtype) == (Path("r"), "int4", "bfloat16")
+    assert precision_flags(plan) == ("--dtype", "bfloat16", "--quantize", "int4")
+    for word in ("--int8-activations", "--no-int8-activations"):
+        assert precision_flags(_plan(parser().parse_args(["up", word]))) == (word,)
+        plain = load(WorkerConfig, "shard_worker", flags=[word, "--threads", "2"])
+        assert plain.int8_activations is (word == "--int8-activations")
 
 
 def test_a_worker_that_dies_is_an_error(repository: ModelRepository, monkeypatch: pytest.MonkeyPatch) -> None:
