@@ -1,4 +1,5 @@
-"""How near the packed products come to what the machine can do: memory read at few rows, products at many.
+"""How near the packed products come to what the machine can do: memory read at few rows, products at many, of
+float32, bfloat16 or 8-bit integers as the candidate multiplies them.
 
 One thread, its processor time: being preempted does not count, a shared memory bus still does. Each shape has
 copies of its matrix that together fall out of the caches, used in turn, as the layers of a model are. All
@@ -8,7 +9,7 @@ formats, and torch's float32 product, run in each round; medians over rounds.
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,8 @@ import torch
 
 from bench.quiet import watch_others
 from bench.results_file import Sample, table, write
+from shard_worker.bounds import ARITHMETIC
+from shard_worker.bounds import functions as bound_functions
 from shard_worker.model.stage_weights import F32, U8, WeightFormat
 from shard_worker.native import library
 from shard_worker.native.linear import PackedMatrix
@@ -47,34 +50,36 @@ class Bounds:
     """Of one thread."""
 
     read_gb_s: Sample
-    gflop_s: Sample
+    gflop_s: Mapping[str, Sample]  # by arithmetic
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     name: str
     bytes: int  # of one matrix
+    arithmetic: str
     calls: Callable[[F32, F32], Sequence[Callable[[], object]]]  # (x, y) -> one a copy
     close: Callable[[], None]
 
 
 def bounds(native: ctypes.CDLL) -> Bounds:
-    native.shoal_bounds_read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    native.shoal_bounds_multiply.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    native.shoal_bounds_read.restype = native.shoal_bounds_multiply.restype = ctypes.c_int64
+    read, multiply = bound_functions(native)
     pool = native.shoal_pool_create(1)
     data, sums = np.ones(READ_BYTES // 4, np.float32), np.ones(64, np.float32)
-    read, multiplied = [], []
+    rates: list[float] = []
+    multiplied: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         start = time.thread_time()
-        count = native.shoal_bounds_read(pool, library.address(data), data.size, library.address(sums))
-        read.append(4e-9 * count / (time.thread_time() - start))
-        sums[:] = 1e-3
-        start = time.thread_time()
-        count = native.shoal_bounds_multiply(pool, MULTIPLY_ROUNDS, library.address(sums))
-        multiplied.append(2e-9 * count / (time.thread_time() - start))
+        count = read(pool, library.address(data), data.size, library.address(sums))
+        rates.append(4e-9 * count / (time.thread_time() - start))
+        for name, arithmetic in ARITHMETIC.items():
+            sums[:] = 1e-3
+            start = time.thread_time()
+            if count := multiply(pool, arithmetic, MULTIPLY_ROUNDS, library.address(sums)):
+                multiplied.setdefault(name, []).append(2e-9 * count / (time.thread_time() - start))
     native.shoal_pool_destroy(pool)
-    return Bounds(Sample(tuple(read), "GB/s"), Sample(tuple(multiplied), "GFLOP/s"))
+    peaks = {name: Sample(tuple(values), "GFLOP/s") for name, values in multiplied.items()}
+    return Bounds(Sample(tuple(rates), "GB/s"), peaks)
 
 
 def rows_of(format: WeightFormat, outputs: int, inputs: int) -> U8:
@@ -92,29 +97,33 @@ def torch_candidate(inputs: int, outputs: int) -> Candidate:
     def calls(x: F32, y: F32) -> Sequence[Callable[[], object]]:
         return [partial(torch.nn.functional.linear, torch.from_numpy(x), weight) for weight in weights]
 
-    return Candidate("torch f32", inputs * outputs * 4, calls, weights.clear)
+    return Candidate("torch f32", inputs * outputs * 4, "float32", calls, weights.clear)
 
 
 def packed_candidates(
     native: ctypes.CDLL, format: WeightFormat, inputs: int, outputs: int
 ) -> list[Candidate]:
-    """The format in f32 arithmetic and, if it has integer codes, with 8-bit activations."""
+    """The format in f32 arithmetic, and with activations rounded to bfloat16 or 8 bits where that differs."""
     rows = rows_of(format, outputs, inputs)
     matrices = [PackedMatrix(native, format, rows, inputs) for _ in range(COLD_BYTES // rows.nbytes + 1)]
     scratch = matrices[0].scratch(max(ROWS))
 
-    def calls(int8: bool, x: F32, y: F32) -> Sequence[Callable[[], object]]:
-        return [matrix.call(x, y, scratch, int8=int8) for matrix in matrices]
+    def calls(how: Mapping[str, bool], x: F32, y: F32) -> Sequence[Callable[[], object]]:
+        return [matrix.call(x, y, scratch, **how) for matrix in matrices]
 
     def close() -> None:
         for matrix in matrices:
             matrix.close()
         matrices.clear()
 
-    found = [Candidate(format.value, matrices[0].bytes, partial(calls, False), close)]
+    size, name = matrices[0].bytes, format.value
+    found = [Candidate(name, size, "float32", partial(calls, {}), close)]
+    if matrices[0].rounds_bf16:
+        how = partial(calls, {"bf16": True})
+        found.append(Candidate(f"{name} by bf16", size, "bfloat16", how, matrices.clear))
     if BLOCKS[format][0] > 1:
-        name = f"{format.value} int8"
-        found.append(Candidate(name, matrices[0].bytes, partial(calls, True), matrices.clear))
+        how = partial(calls, {"int8": True})
+        found.append(Candidate(f"{name} int8", size, "int8", how, matrices.clear))
     return found
 
 
@@ -155,7 +164,7 @@ def line(limit: Bounds, shape: tuple[int, int], candidate: Candidate, m: int, sa
         str(m),
         f"{sample.median:.1f}",
         f"{gflop_s:.1f}",
-        f"{gflop_s / limit.gflop_s.median:.0%}",
+        f"{gflop_s / peak.median:.0%}" if (peak := limit.gflop_s.get(candidate.arithmetic)) else "",
         f"{gb_s:.1f}",
         f"{gb_s / limit.read_gb_s.median:.0%}",
     ]
@@ -169,7 +178,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with watch_others() as others:
         limit = bounds(native)
-        values = {"gemm.read_gb_s": limit.read_gb_s, "gemm.peak_gflop_s": limit.gflop_s}
+        values = {"gemm.read_gb_s": limit.read_gb_s}
+        values |= {f"gemm.{name}_gflop_s": peak for name, peak in limit.gflop_s.items()}
         lines = [["inputs x outputs", "weights", "m", "us", "GFLOP/s", "of peak", "GB/s", "of read"]]
         for inputs, outputs in SHAPES:
             candidates = [torch_candidate(inputs, outputs)]
@@ -186,7 +196,8 @@ def main() -> None:
                     lines.append(line(limit, (inputs, outputs), candidate, m, sample))
                 candidate.close()
     isa = native.shoal_linear_isa().decode()
-    sys.stdout.write(f"{table(lines)}\nread {limit.read_gb_s}, peak {limit.gflop_s}, {isa}, ")
+    peaks = ", ".join(f"{name} {peak}" for name, peak in limit.gflop_s.items())
+    sys.stdout.write(f"{table(lines)}\nread {limit.read_gb_s}, peak {peaks}, {isa}, ")
     sys.stdout.write(f"others used {others.cores:.2f} cores\n")
     write("gemm", values, {"threads": 1, "isa": isa, "others_cores": round(others.cores, 2)})
 

@@ -40,10 +40,11 @@ def bound_tokens_per_s(
     """
     rows = batch / stages
     read_s = weights_bytes / stages / (bounds.read_bytes_per_s / stages)
-    if bounds.flops_per_s is None:
+    rate = bounds.products_per_s("bfloat16")
+    if rate is None:
         return rows / read_s
     flops = 2 * weights_bytes / weight_bytes * rows
-    return rows / max(read_s, flops / stages / (bounds.flops_per_s / stages))
+    return rows / max(read_s, flops / stages / (rate / stages))
 
 
 def _contestants(model: str) -> dict[str, Contestant]:

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -50,50 +50,48 @@ class Point:
 class Sizes:
     """What a step must read and multiply."""
 
-    layer_weights: int
+    layer_weights: dict[str, int]  # by the arithmetic of their products
     layer_bytes: int
-    head_weights: int
+    head_weights: dict[str, int]
     head_bytes: int
     kv_token_bytes: int
 
 
-def sizes_of(weights: StageWeights, dtype: str, quantize: str) -> Sizes:
-    def stored_bits(linear: Linear, least: float) -> tuple[int, float]:
-        count, bits = 0, 0.0
-        for matrix in linear.matrices:
+def sizes_of(weights: StageWeights, dtype: str, quantize: str, int8_activations: bool = False) -> Sizes:
+    def stored(linears: Sequence[Linear], least: float) -> tuple[dict[str, int], int]:
+        counts: dict[str, int] = {}
+        bits = 0.0
+        for matrix in (matrix for linear in linears for matrix in linear.matrices):
             some = matrix.outputs * matrix.inputs
             each = DTYPE_BITS[dtype]
+            packed = quantize in QUANTIZED_BITS or (quantize != "none" and is_packed(matrix.format))
             if quantize != "none" and is_packed(matrix.format):
                 each = bits_per_weight(matrix.format)
             if quantize in QUANTIZED_BITS:
                 each = min(each, max(least, QUANTIZED_BITS[quantize]))
-            count, bits = count + some, bits + some * each
-        return count, bits
+            arithmetic = dtype if not packed else "int8" if int8_activations else "float32"
+            counts[arithmetic] = counts.get(arithmetic, 0) + some
+            bits += some * each
+        return counts, round(bits / 8)
 
     layers = [
-        stored_bits(linear, 0.0)
-        for layer in weights.layers
-        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
     ]
     assert weights.head is not None, "a whole model has a head"
-    head = stored_bits(weights.head.linear, HEAD_BITS_MIN)
+    head = stored([weights.head.linear], HEAD_BITS_MIN)
     kv = 2 * len(weights.layers) * weights.num_kv_heads * weights.head_dim * DTYPE_BITS[dtype] / 8
-    return Sizes(
-        sum(c for c, _ in layers),
-        round(sum(b for _, b in layers) / 8),
-        head[0],
-        round(head[1] / 8),
-        round(kv),
-    )
+    return Sizes(*stored(layers, 0.0), *head, round(kv))
 
 
 def bounds_us(sizes: Sizes, bounds: Bounds, sequences: int, context_len: int) -> dict[str, float]:
     """The longer of reading what a part needs once and of multiplying by it."""
 
-    def part(weights: int, stored_bytes: int) -> float:
-        read_s = stored_bytes / bounds.read_bytes_per_s
-        flops = 2 * weights * sequences
-        return 1e6 * max(read_s, 0.0 if bounds.flops_per_s is None else flops / bounds.flops_per_s)
+    def part(weights: Mapping[str, int], stored_bytes: int) -> float:
+        read_s, multiply_s = stored_bytes / bounds.read_bytes_per_s, 0.0
+        for arithmetic, count in weights.items():
+            if rate := bounds.products_per_s(arithmetic):
+                multiply_s += 2 * count * sequences / rate
+        return 1e6 * max(read_s, multiply_s)
 
     kv_bytes = sizes.kv_token_bytes * context_len * sequences
     return {
@@ -229,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
         weights = stage_weights(executor.checkpoint, 0, executor.facts.num_layers)
-        sizes = sizes_of(weights, args.dtype, args.quantize)
+        sizes = sizes_of(weights, args.dtype, args.quantize, bool(args.int8_activations))
         bounds = measure_bounds(args.threads)
         points = [
             measure(executor, sizes, bounds, int(count), args.context_len, args.steps)

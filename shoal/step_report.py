@@ -176,9 +176,10 @@ def _prompts(count: int, length: int, vocab_size: int, salt: int) -> list[list[i
 def report(told: Mapping[str, Any], outsides: Mapping[int, Outside | None]) -> str:
     """For people."""
     bounds = told["bounds"]
-    flops = bounds["flops_per_s"]
     reads = f"{bounds['read_bytes_per_s'] / 1e9:.1f} GB/s of memory read"
-    products = "" if flops is None else f", {flops / 1e9:.0f} GFLOP/s in float32"
+    products = "".join(
+        f", {rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in bounds["flops_per_s"].items()
+    )
     texts = [f"this machine, {bounds['threads']} threads: {reads}{products}"]
     for point in told["points"]:
         outside = outsides.get(point["sequences"])

@@ -246,9 +246,10 @@ def _bandwidth(row: Row, key: str, found: Figures, rounds: Sequence[Mapping[str,
     values = {
         "peers.bounds.read_gb_per_s": Sample(tuple(b.read_bytes_per_s / 1e9 for b in row.bounds), "GB/s")
     }
-    flops = [b.flops_per_s / 1e9 for b in row.bounds if b.flops_per_s is not None]
-    if flops:
-        values["peers.bounds.gflops"] = Sample(tuple(flops), "GFLOP/s")
+    for arithmetic in ("float32", "bfloat16"):
+        flops = [rate / 1e9 for b in row.bounds if (rate := b.products_per_s(arithmetic)) is not None]
+        if flops:
+            values[f"peers.bounds.{arithmetic}_gflops"] = Sample(tuple(flops), "GFLOP/s")
     if not bound:
         return values
     values[f"{key}.bandwidth_tokens_per_s"] = Sample(tuple(bound), "tokens/s")

@@ -124,7 +124,7 @@ def _row(dtype: str) -> Row:
         return Turn(name, Ran(seconds, (Times(1.0, seconds, 128),)), 0.01)
 
     one = {"shoal": turn("shoal", 2.0), "vllm": turn("vllm", 4.0), "llamacpp": turn("llamacpp", 3.0)}
-    bounds = [Bounds(2, 20e9, 100e9)] * 2
+    bounds = [Bounds(2, 20e9, {"float32": 100e9})] * 2
     return Row(dtype, bounds=bounds, weights_bytes=200_000_000, rounds={"W1": [one, one]})
 
 

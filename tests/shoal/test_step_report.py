@@ -19,7 +19,7 @@ POINT = {
     "bounds_us": {"products": 300.0, "head": 150.0},
 }
 TOLD = {
-    "bounds": {"threads": 2, "read_bytes_per_s": 20e9, "flops_per_s": 150e9},
+    "bounds": {"threads": 2, "read_bytes_per_s": 20e9, "flops_per_s": {"float32": 150e9, "bfloat16": 300e9}},
     "points": [POINT],
 }
 OUTSIDE = Outside(step_us=3000.0, compute_us=2000.0, wait_us=100.0, ring_us=500.0, between_us=400.0)
@@ -61,7 +61,7 @@ def test_without_steps_there_is_no_outside() -> None:
 
 def test_the_report_names_rates_and_bounds() -> None:
     text = report(TOLD, {4: OUTSIDE})
-    assert "20.0 GB/s of memory read, 150 GFLOP/s in float32" in text
+    assert "20.0 GB/s of memory read, 150 GFLOP/s in float32, 300 GFLOP/s in bfloat16" in text
     assert "4 sequences, a step 3.00 ms (1.00 ms in a worker alone), 1333 tokens/s" in text
     products = next(line for line in text.splitlines() if "products of the layers" in line)
     assert products.split()[-3:] == ["1200", "40.0%", "300"]
