@@ -1,7 +1,8 @@
 """Pure. Puts the rows of one step together: who catches up by how much, and into which blocks.
 
-Decodes first, then prompts, under the budgets of tokens and blocks. Where blocks are missing they are asked
-for; when the pool is dry, room is made: first what waiting sequences hold, then whoever is last in the order.
+Decodes first, then what is sent ahead, then prompts, under the budgets of tokens and blocks. Where blocks
+are missing they are asked for; when the pool is dry, room is made, but for nobody who is sent ahead: first
+what waiting sequences hold, then whoever is last in the order.
 A sequence that must share its steps with no one has the whole ring for itself, one step at a time.
 """
 
@@ -13,9 +14,15 @@ from batcher.events import Row
 from batcher.lease import Lease
 from batcher.running import Running
 from batcher.sequence import Sequence, Status
+from chassis.messages.pipeline import LAST_SAMPLED
 
 HISTORY_TOKENS_MAX = 1 << 20  # of one step: ids that fresh rows tell of their sampling: lists, those before
 FlightRow = tuple[Sequence, int, int, int, bool]  # sequence, its incarnation, start, end, samples
+
+
+def counts(row: FlightRow) -> bool:
+    """False: a ghost. Its sequence has ended, lost its place, or begun anew."""
+    return row[0].incarnation == row[1]
 
 
 class Composer:
@@ -36,17 +43,20 @@ class Composer:
         self._block_size_tokens = block_size_tokens
         self._step_tokens_max = step_tokens_max
         self._groups = 1
+        self._decoding_max = 1
         self._steps_max = 1
         self._shared_left: int | None = 0  # shared steps until one alone; None: one alone is in flight
         self._preempted = False
         self._history_left = HISTORY_TOKENS_MAX
         self.decodes = False  # the last step composed has decodes
+        self.num_ahead = 0  # rows of it that are sent ahead
         self._rows: list[Row] = []
         self._carried: list[FlightRow] = []
 
     def open(self, steps_max: int, num_stages: int) -> None:
         """A new epoch: nothing is in flight."""
         self._groups = policy.decode_groups(steps_max, num_stages)
+        self._decoding_max = steps_max if self._running.runs_ahead else self._groups
         self._steps_max = steps_max
         self._shared_left = 0
 
@@ -55,14 +65,15 @@ class Composer:
     ) -> tuple[tuple[Row, ...], tuple[FlightRow, ...]]:
         """Rows of the next step, and the record of what it carries. `num_decoding`: how many of the steps in
         flight have decodes."""
-        self._rows, self._carried, self._preempted, self.decodes = [], [], False, False
+        self._rows, self._carried, self._preempted = [], [], False
+        self.decodes, self.num_ahead = False, 0
         self._history_left = HISTORY_TOKENS_MAX
         self._fill(num_in_flight, num_decoding, now)
         if self._preempted:  # whoever lost its blocks is not in this step either
             kept = [
                 (row, carried)
                 for row, carried in zip(self._rows, self._carried, strict=True)
-                if carried[0].incarnation == carried[1]
+                if counts(carried)
             ]
             return tuple([row for row, _ in kept]), tuple([carried for _, carried in kept])
         return tuple(self._rows), tuple(self._carried)
@@ -80,7 +91,7 @@ class Composer:
             if self._rows:
                 return
             self._shared_left = self._steps_max  # it lacks blocks: the others go on
-        if num_decoding < self._groups:
+        if num_decoding < self._decoding_max:
             self._fill_decodes(now)
         self._fill_prompts(now)
         if self._rows:
@@ -99,45 +110,58 @@ class Composer:
                 return
 
     def _fill_decodes(self, now: float) -> None:
-        line = self._running.decoding
-        if not line:
-            return
+        """Those whose token is known, then those that are sent ahead: for these nobody gives way."""
+        line, ahead = self._running.decoding, tuple(self._running.ahead.values())
         num_decodes = len(self._running) - len(self._running.prefilling)
         rows_max = min(-(-num_decodes // self._groups), self._step_tokens_max)
         blocked: list[Sequence] = []
-        size, rows, carried = self._block_size_tokens, self._rows, self._carried
+        size, rows = self._block_size_tokens, self._rows
         while line and len(rows) < rows_max:
             sequence = line.popleft()
-            start, ids, blocks = sequence.num_computed, sequence.ids, sequence.blocks
-            end = start + 1
-            if end > len(blocks) * size and not self._grow(sequence, end, now):
+            start = sequence.num_computed
+            if start >= len(sequence.blocks) * size and not self._grow(sequence, start + 1, now):
                 blocked.append(sequence)
                 continue
             if sequence.fresh and not self._carries_history(sequence):
                 blocked.append(sequence)
                 continue
-            num_blocks = len(blocks)
-            sent = 0 if sequence.fresh else sequence.num_sent_blocks
-            assert sequence.slot is not None
-            rows.append(
-                Row(
-                    sequence.request.id,
-                    sequence.slot,
-                    start,
-                    (ids[start],),
-                    True,
-                    end - sequence.prompt_len,
-                    tuple(blocks[sent:]) if sent < num_blocks else (),
-                    sequence.fresh,
-                )
-            )
-            carried.append((sequence, sequence.incarnation, start, end, True))
-            sequence.fresh = False
-            sequence.num_sent_blocks = num_blocks
-            sequence.num_computed = end
-        self.decodes = bool(rows)
+            self._append_decode(sequence, sequence.ids[start])
         if blocked:
             line.extendleft(s for s in reversed(blocked) if s.status is Status.RUNNING)
+        for sequence in ahead:
+            if len(rows) >= rows_max:
+                break
+            if sequence.request.id not in self._running.ahead:  # it gave way
+                continue
+            if sequence.num_computed >= len(sequence.blocks) * size and not self._grow_idle(sequence):
+                continue
+            del self._running.ahead[sequence.request.id]
+            self._append_decode(sequence, LAST_SAMPLED)
+            self.num_ahead += 1
+        self.decodes = bool(rows)
+
+    def _append_decode(self, sequence: Sequence, token_id: int) -> None:
+        start, blocks = sequence.num_computed, sequence.blocks
+        end, num_blocks = start + 1, len(blocks)
+        sent = 0 if sequence.fresh else sequence.num_sent_blocks
+        assert sequence.slot is not None
+        self._rows.append(
+            Row(
+                sequence.request.id,
+                sequence.slot,
+                start,
+                (token_id,),
+                True,
+                end - sequence.prompt_len,
+                tuple(blocks[sent:]) if sent < num_blocks else (),
+                sequence.fresh,
+            )
+        )
+        self._carried.append((sequence, sequence.incarnation, start, end, True))
+        sequence.fresh = False
+        sequence.num_sent_blocks = num_blocks
+        sequence.num_computed = end
+        self._running.line_up(sequence)
 
     def _fill_prompts(self, now: float) -> None:
         line = self._running.prefilling
@@ -147,14 +171,9 @@ class Composer:
                 return
             if sequence.request.id in line:  # not preempted meanwhile
                 left -= self._add_row(sequence, left, now)
-                match len(sequence.ids) - sequence.num_computed:
-                    case 0:
-                        del line[sequence.request.id]
-                    case 1:
-                        del line[sequence.request.id]
-                        self._running.line_up(sequence)
-                    case _:
-                        pass
+                if len(sequence.ids) - sequence.num_computed <= 1:
+                    del line[sequence.request.id]
+                    self._running.line_up(sequence)
 
     def _add_row(self, sequence: Sequence, tokens_max: int, now: float) -> int:
         """Let it catch up by as many tokens as budget and blocks allow; returns how many."""
@@ -210,6 +229,14 @@ class Composer:
         if len(blocks) < want:
             lease.lack(-(-len(sequence.ids) // size) - len(blocks))
         return len(blocks) >= want
+
+    def _grow_idle(self, sequence: Sequence) -> bool:
+        """One more block for a token that may never come: of those that nobody needs."""
+        if not self._lease.num_idle:
+            self._lease.lack(1)
+            return False
+        sequence.blocks.extend(self._lease.take(1))
+        return True
 
     def _make_room(self, sequence: Sequence, now: float) -> bool:
         """The pool is dry. False: nobody gives way, it must wait."""

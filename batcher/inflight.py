@@ -6,6 +6,7 @@ later; when the oldest exceeds the larger of a floor and a multiple of what was 
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,6 +37,8 @@ class StepStats:
     rows: int = 0
     tokens: int = 0
     samples: int = 0
+    ahead_rows: int = 0  # sent before the token that they compute was known
+    ghost_rows: int = 0  # computed for nobody: their sequence had ended, lost its place or begun anew
     round_trip_s: float = 0.0  # sent to returned
     service_s: float = 0.0  # returned, or sent if later, to returned: what one step adds
     voided: int = 0
@@ -71,6 +74,10 @@ class InFlight(Generic[R]):
     @property
     def oldest(self) -> Flight[R] | None:
         return self._flights[0] if self._flights else None
+
+    def rows(self) -> Iterator[R]:
+        """Of all steps in flight, oldest first."""
+        return (row for flight in self._flights for row in flight.rows)
 
     def open(self, epoch: Epoch, steps_max: int) -> None:
         """A new epoch begins at step 1. The flights of the last one were voided before."""

@@ -44,6 +44,13 @@ def decode_groups(steps_in_flight_max: int, num_stages: int) -> int:
     return steps_in_flight_max if num_stages > 1 else 1
 
 
+def runs_ahead(steps_in_flight_max: int, num_stages: int, wanted: bool) -> bool:
+    """Whether a sequence's next step is sent before the token of the one in flight is known. With one stage
+    who samples it computes it next: the step lies there already, and nobody waits for the batcher. With more
+    the token travels from the last stage to the first anyway, and groups of decodes keep all at work."""
+    return wanted and num_stages == 1 and steps_in_flight_max > 1
+
+
 def prefill_tokens_max(step_tokens_max: int, num_decodes: int) -> int:
     """Prompt tokens in a step that already has `num_decodes` decodes."""
     return max(0, step_tokens_max - num_decodes)

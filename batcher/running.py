@@ -1,7 +1,7 @@
 """Pure. The sequences that run: their slots, and the lines they wait in for their next step.
 
-A running sequence stands in exactly one line while it has tokens to compute, and in none while a step that
-samples for it is in flight.
+A running sequence stands in exactly one line while it has tokens to compute. While a step that samples for it
+is in flight it stands in `ahead` if the next one can be sent behind that, and in none once it was.
 """
 
 from collections import deque
@@ -21,6 +21,8 @@ class Running:
         self.decoding: deque[Sequence] = deque()  # one token to compute
         self.prefilling: dict[RequestId, Sequence] = {}  # several, in the order they were seated
         self.alone: deque[Sequence] = deque()  # any number, in steps of their own
+        self.ahead: dict[RequestId, Sequence] = {}  # the one in flight, if it does not end the output
+        self.runs_ahead = False  # steps are sent ahead at all
         self.growth_tokens = 0  # that they may still write
 
     def __len__(self) -> int:
@@ -46,6 +48,7 @@ class Running:
         del self._sequences[sequence.request.id]
         self.growth_tokens -= sequence.growth_tokens
         self.prefilling.pop(sequence.request.id, None)
+        self.ahead.pop(sequence.request.id, None)
         for line in (self.decoding, self.alone):
             if sequence in line:
                 line.remove(sequence)
@@ -55,16 +58,30 @@ class Running:
         sequence.slot = None
 
     def line_up(self, sequence: Sequence) -> None:
-        """It needs steps."""
-        if sequence.alone:
+        """It needs steps, or may be sent ahead."""
+        left = len(sequence.ids) - sequence.num_computed
+        if left <= 0:
+            if self._may_go_ahead(sequence, left):
+                self.ahead[sequence.request.id] = sequence
+        elif sequence.alone:
             self.alone.append(sequence)
-        elif len(sequence.ids) - sequence.num_computed == 1:
+        elif left == 1:
             self.decoding.append(sequence)
         else:
             self.prefilling[sequence.request.id] = sequence
 
+    def told(self, sequence: Sequence) -> None:
+        """The token that it sampled is known, and does not end it."""
+        self.ahead.pop(sequence.request.id, None)
+        self.line_up(sequence)
+
+    def _may_go_ahead(self, sequence: Sequence, left: int) -> bool:
+        """One unknown token at most, not the last by length; who is alone has the whole ring."""
+        return self.runs_ahead and left == 0 and sequence.growth_tokens > 1 and not sequence.alone
+
     def line_up_all(self) -> None:
         """Nothing is in flight: all need steps. In order."""
+        self.ahead.clear()
         self.decoding.clear()
         self.prefilling.clear()
         self.alone.clear()
@@ -87,5 +104,8 @@ class Running:
         for sequence in lined:
             assert self._sequences[sequence.request.id] is sequence
             assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.num_tokens
+        for sequence in self.ahead.values():
+            assert self._sequences[sequence.request.id] is sequence
+            assert self._may_go_ahead(sequence, sequence.num_tokens - sequence.num_computed)
         for sequence in self.decoding:
             assert sequence.num_tokens - sequence.num_computed == 1 and not sequence.alone

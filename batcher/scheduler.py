@@ -2,20 +2,25 @@
 
 No phases: a sequence has tokens and computed tokens, and a step lets it catch up; prefill, chunked prefill,
 decode and coming back after preemption are the same thing. Rules:
-- a sequence has at most one sampling step in flight; chunks of one prompt may follow each other;
+- a sequence has at most one sampling step in flight, and where they are sent ahead (`policy.runs_ahead`) one
+  behind it; chunks of one prompt may follow each other;
+- a row whose sequence is over, or has begun anew, when it comes back is a ghost. What it wrote harms nobody:
+  its block has no known content there, for only what came back is committed; and whoever has the block next
+  is in a later step, which the stage runs after it, and writes each place before reading it;
 - decodes first, then prompts in order, under budgets of tokens, slots and blocks;
 - a block is committed when the step that filled it has come back;
 - the best of the running is never preempted.
 Every call may leave notes for ownership and calls for kvstore; `take()` hands them over.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from batcher import policy
 from batcher.admission import Admission, forget_blocks
 from batcher.block_hash import NO_PARENT, BlockHasher, Extras
-from batcher.composer import Composer, FlightRow
+from batcher.composer import Composer, FlightRow, counts
 from batcher.events import (
     Admitted,
     BlockEffect,
@@ -28,7 +33,7 @@ from batcher.events import (
     StepReturned,
     TokensMade,
 )
-from batcher.inflight import InFlight
+from batcher.inflight import InFlight, StepStats
 from batcher.lease import Lease
 from batcher.running import Running
 from batcher.sequence import Clock, Phase, Sequence, Status
@@ -51,6 +56,7 @@ class SchedulerConfig:
     sequences_max: int = 64  # running at once; also the number of slots
     waiting_len_max: int = 1024
     steps_in_flight_max: int | None = None  # None: the number of stages, 2 for one stage
+    run_ahead: bool = True  # where it can be: see `policy.runs_ahead`
     lease_low_blocks: int = 16
     lease_high_blocks: int = 64
     match_ahead_len: int = 8  # waiting requests matched ahead of admission
@@ -279,6 +285,8 @@ class Scheduler:
         self._capacity_tokens = num_blocks * config.block_size_tokens
         steps_max = min(steps_max, num_stages + 1)
         self._flights.open(epoch, steps_max)
+        self._running.runs_ahead = policy.runs_ahead(steps_max, num_stages, config.run_ahead)
+        self._running.line_up_all()
         self._composer.open(steps_max, num_stages)
         self._lease.reset(num_blocks, pool_changed, now)
         if pool_changed:
@@ -326,6 +334,7 @@ class Scheduler:
             carried, num_tokens, num_samples, now, self._cost.predict(num_tokens), self._composer.decodes
         )
         self._sent_at = now
+        flights.stats.ahead_rows += self._composer.num_ahead
         if rows:
             self._steps += 1
             self._admission.reserve.step()
@@ -353,6 +362,7 @@ class Scheduler:
         for sequence, incarnation, start, end, samples in flight.rows:
             token_id = next(token_ids) if samples else 0
             if sequence.incarnation != incarnation:
+                self._flights.stats.ghost_rows += 1
                 continue
             sequence.num_proven = end
             written = sequence.num_written
@@ -372,7 +382,7 @@ class Scheduler:
             made.append((token_id,))
             over = sequence.watch.push(token_id)
             if over is None:
-                running.line_up(sequence)
+                running.told(sequence)
             else:
                 ended.append((sequence, over))
         if made:
@@ -457,6 +467,10 @@ class Scheduler:
         return len(self._flights)
 
     @property
+    def stats(self) -> StepStats:
+        return self._flights.stats
+
+    @property
     def formed(self) -> bool:
         return self._formed
 
@@ -494,8 +508,11 @@ class Scheduler:
         assert len(self._sequences) == len(self._running) + self.num_waiting
         self._running.check()
         self._composer.check()
+        sampling = Counter(row[0].request.id for row in self._flights.rows() if counts(row) and row[4])
         for sequence in self._sequences.values():
             sequence.check()
+            unknown = max(0, sequence.num_computed - sequence.num_tokens + 1)
+            assert sampling[sequence.request.id] == unknown, "a sampling step too many, or one lost"
 
 
 def _told(

@@ -1,7 +1,8 @@
 """Pure. One request as the scheduler sees it: its ids, how far they are computed, where its KV lies.
 
 `num_computed` counts tokens of steps that were sent, `num_proven` of steps that came back. A step in
-flight that samples has `num_computed == num_tokens`, so a sequence needs a step exactly while it is less.
+flight that samples has `num_computed == num_tokens`, so a sequence needs a step exactly while it is less. One
+more is the step behind it, sent ahead: it computes the token that is not known yet, and there is but one.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -210,7 +211,8 @@ class Sequence:
 
     def check(self) -> None:
         size = self.hasher.block_size_tokens
-        assert self.num_committed * size <= self.num_proven <= self.num_computed <= len(self.ids)
+        assert self.num_committed * size <= self.num_proven <= self.num_computed <= len(self.ids) + 1
+        assert self.num_proven < len(self.ids) or not self.num_proven, "a token that nobody told was proven"
         assert self.num_computed <= len(self.blocks) * size
         assert self.num_sent_blocks <= len(self.blocks)
         assert self.num_committed <= len(self.hashes) or self.num_committed == 0

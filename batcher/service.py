@@ -175,6 +175,7 @@ class Batcher:
                 sequences_max=c.running_len_max,
                 waiting_len_max=c.waiting_len_max,
                 steps_in_flight_max=c.steps_in_flight or None,
+                run_ahead=c.run_ahead,
                 step_deadline_min_ms=c.step_timeout_ms,
             ),
             Stops(token_bytes, card.eos_ids),

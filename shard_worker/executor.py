@@ -5,6 +5,7 @@ The shell calls an executor from one thread at a time; calls block. Implementati
 Nothing here imports torch.
 """
 
+from collections.abc import Callable
 from ctypes import Structure
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -72,7 +73,18 @@ class StepInputs:
     seeds: U64  # [k]
     output_index: I32  # [k]
     shaping: "ShapingColumns | None" = None  # None: no row wants more
+    sample_slots: I64 | None = None  # [k], where later steps may leave their tokens open
+    ahead: "Ahead | None" = None  # None: all ids are known
     compiled: Structure | None = None  # the same as compiled code takes it (`native.library.Step`), if it is
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Of a step sent before all its ids were known: `last_sampled` fills them in right before it runs."""
+
+    places: I64  # [a]: tokens whose id is left open, 0 so far
+    slots: I64  # [a]: whose last sampled id it is
+    shaping: "Callable[[U32], ShapingColumns] | None" = None  # of the [a] ids, if it depends on them
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from shard_worker.executor import (
     StepInputs,
     StepOutput,
 )
+from shard_worker.last_sampled import LastSampled
 
 NAME = "fake"
 VOCAB_SIZE = 512
@@ -297,6 +298,7 @@ class FakeExecutor:
         self._spec: StageSpec | None = None
         self._memory: U64 = np.empty((0, 0), np.uint64)
         self._allocations = 0
+        self._last_sampled = LastSampled(0)
         self._facts = ModelFacts(
             name=config.name,
             digest=_digest(config),
@@ -322,6 +324,7 @@ class FakeExecutor:
             spec.block_size_tokens,
         )
         self._spec = spec
+        self._last_sampled = LastSampled(spec.slots_max)
         if not kept:
             self._allocations += 1
             shape = (spec.end_layer - spec.first_layer, self._config.num_blocks * spec.block_size_tokens)
@@ -336,6 +339,7 @@ class FakeExecutor:
         cost_s = config.step_cost_s + config.token_cost_s * len(inputs.token_ids)
         if cost_s > 0:
             self._sleep(cost_s)
+        inputs = self._last_sampled.known(inputs)
         if config.poison_id is not None and bool(np.any(inputs.token_ids == config.poison_id)):
             raise RuntimeError("poisoned token")
         if spec.stage == 0:
@@ -348,6 +352,7 @@ class FakeExecutor:
             return StepOutput(memoryview(x.astype("<u8").tobytes()), np.empty(0, np.uint32))
         last = inputs.row_offsets[inputs.sample_rows + 1] - 1
         token_ids = _sample_columns(x[last], inputs)
+        self._last_sampled.keep(inputs, token_ids)
         told = None if inputs.shaping is None else _logprob_columns(token_ids, inputs.shaping)
         return StepOutput(memoryview(b""), token_ids, told)
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chassis.messages import BadMessage
-from chassis.messages.pipeline import FLAG_FRESH, FLAG_SAMPLES, PackedStep, Step, unpacked
-from shard_worker.executor import I32, I64, StepInputs
+from chassis.messages.pipeline import FLAG_FRESH, FLAG_SAMPLES, LAST_SAMPLED, PackedStep, Step, unpacked
+from shard_worker.executor import I32, I64, U32, Ahead, StepInputs
 from shard_worker.shaping import SlotShapes
 
 Bool = NDArray[np.bool_]
@@ -29,6 +29,7 @@ class TableLimits:
     context_len_max: int
     step_tokens_max: int
     vocab_size: int = 1 << 31
+    whole: bool = False  # the stage is the whole pipeline: ids may be left open that its slots sampled last
 
     @property
     def blocks_per_sequence_max(self) -> int:
@@ -62,6 +63,7 @@ class SlotTables:
         self._lens: I64 = np.zeros(n, np.int64)  # blocks in each table
         self._computed: I64 = np.zeros(n, np.int64)  # tokens whose K and V a step has written
         self._known: Bool = np.zeros(n, np.bool_)
+        self._sampled: Bool = np.zeros(n, np.bool_)  # each slot's last row did
         self._temperature = np.zeros(n, np.float32)
         self._top_k = np.zeros(n, np.int32)
         self._top_p = np.ones(n, np.float32)
@@ -106,7 +108,8 @@ class SlotTables:
             raise BadMessage("step: slot out of range or named twice")
         if len(step.token_ids) > limits.step_tokens_max:
             raise BadMessage("step: more tokens than were agreed")
-        if int(step.token_ids.max()) >= limits.vocab_size:
+        left_open = self._left_open(step, fresh)
+        if int(step.token_ids.max(where=step.token_ids != LAST_SAMPLED, initial=0)) >= limits.vocab_size:
             raise BadMessage("step: token id out of range")
         if len(step.table) and int(step.table.max()) >= limits.num_blocks:
             raise BadMessage("step: block out of range")
@@ -122,6 +125,25 @@ class SlotTables:
             raise BadMessage("step: a position without a block")
         if np.count_nonzero((starts > self._computed.take(slots)) & ~fresh):
             raise BadMessage("step: a row skips positions")
+        if left_open is not None:
+            before = self._sampled.take(slots) & (starts == self._computed.take(slots))
+            if np.count_nonzero(left_open & ~before):
+                raise BadMessage("step: a token id left open behind none that was sampled")
+
+    def _left_open(self, step: Step, fresh: Bool) -> Bool | None:
+        """[n]: rows whose token id is left open, if there are any."""
+        is_open = step.token_ids == LAST_SAMPLED
+        if not np.count_nonzero(is_open):
+            return None
+        if not self.limits.whole:
+            raise BadMessage("step: a token id left open on one of several stages")
+        rows = np.arange(len(step.slots)).repeat(step.num_tokens)[is_open]
+        single = (step.num_tokens == 1) & ((step.flags & FLAG_SAMPLES) != 0) & ~fresh
+        if np.count_nonzero(single.take(rows)) < len(rows):
+            raise BadMessage("step: a token id left open in a row that is not one sampling token")
+        left_open: Bool = np.zeros(len(step.slots), np.bool_)
+        left_open[rows] = True
+        return left_open
 
     def _start(self, step: Step, slots: I64) -> None:
         self._known[slots] = True
@@ -145,6 +167,7 @@ class SlotTables:
         offsets = np.zeros(n + 1, np.int32)
         counts.cumsum(out=offsets[1:])
         self._computed[slots] = ends
+        self._sampled[slots] = (step.flags & FLAG_SAMPLES) != 0
         rows = np.arange(n).repeat(counts)
         positions = np.arange(len(rows)) + (starts - offsets[:-1]).take(rows)
         widest = max(self._lens.take(slots).tolist(), default=0)
@@ -154,8 +177,10 @@ class SlotTables:
         samples = (step.flags & FLAG_SAMPLES).nonzero()[0]
         sampling = slots.take(samples)
         output_index = step.output_index.take(samples).astype(np.int32)
+        token_ids, ahead = self._opened(step, slots, rows, sampling, output_index)
+        later = ahead is not None and ahead.shaping is not None
         return StepInputs(
-            token_ids=step.token_ids,
+            token_ids=token_ids,
             positions=positions.astype(np.int32),
             row_offsets=offsets,
             context_lens=ends.astype(np.int32),
@@ -167,5 +192,21 @@ class SlotTables:
             top_p=self._top_p.take(sampling),
             seeds=self._seeds.take(sampling),
             output_index=output_index,
-            shaping=self.shapes.columns(sampling, output_index),
+            shaping=None if later else self.shapes.columns(sampling, output_index),
+            sample_slots=sampling if self.limits.whole else None,
+            ahead=ahead,
+        )
+
+    def _opened(
+        self, step: Step, slots: I64, rows: I64, sampling: I64, output_index: I32
+    ) -> tuple[U32, Ahead | None]:
+        """Ids that can be filled in, where some are left open."""
+        places = (step.token_ids == LAST_SAMPLED).nonzero()[0]
+        if not len(places):
+            return step.token_ids, None
+        token_ids = step.token_ids.copy()
+        token_ids[places] = 0
+        open_slots = slots.take(rows.take(places))
+        return token_ids, Ahead(
+            places, open_slots, self.shapes.columns_later(sampling, output_index, open_slots)
         )

@@ -192,6 +192,7 @@ class ShardWorker:
             context_len_max=self._facts.context_len_max,
             step_tokens_max=form.step_tokens_max,
             vocab_size=self._vocab_size,
+            whole=form.num_stages == 1,
         )
         next_link = self._links[effect.next_link]
         last = form.stage + 1 == form.num_stages

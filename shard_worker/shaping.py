@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chassis.messages import BadMessage
-from chassis.messages.pipeline import FLAG_FRESH, SlotStart, Step
+from chassis.messages.pipeline import FLAG_FRESH, LAST_SAMPLED, SlotStart, Step
 from chassis.messages.sampling import NO_SHAPING
-from shard_worker.executor import F32, I64, ShapingColumns
+from shard_worker.executor import F32, I64, U32, ShapingColumns
 
 T = TypeVar("T", bound=np.generic)
 NO_PLACES: I64 = np.empty(0, np.int64)
@@ -88,6 +88,14 @@ class SlotShape:
         if self.follows:
             self._count(self.length, ids)
         self.length += len(ids)
+
+    def follow_open(self) -> None:
+        """The next id is sampled by a step that has not run: `learn` it then, before the one behind."""
+        self.length += 1
+
+    def learn(self, token_id: int) -> None:
+        """An id of the output that was open."""
+        self._count(self._prompt_len, (token_id,))
 
     def _count(self, begin: int, ids: Sequence[int]) -> None:
         border = max(0, min(len(ids), self._prompt_len - begin))
@@ -161,19 +169,49 @@ class SlotShapes:
         for slot, count in zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True):
             first, end = end, end + count
             shape = self.by_slot.get(slot)
-            if shape is not None and shape.follows:
-                shape.follow(step.token_ids[first:end].tolist())
+            if shape is None or not shape.follows:
+                continue
+            ids = step.token_ids[first:end].tolist()
+            if ids == [LAST_SAMPLED]:
+                shape.follow_open()
+            else:
+                shape.follow(ids)
 
     def columns(self, sampling: I64, output_index: NDArray[np.int32]) -> ShapingColumns | None:
         """`sampling`: slots of the rows that sample."""
-        if not self.by_slot:
+        shaped = self._shaped(sampling)
+        return columns(shaped, output_index) if shaped else None
+
+    def columns_later(
+        self, sampling: I64, output_index: NDArray[np.int32], open_slots: I64
+    ) -> Callable[[U32], ShapingColumns] | None:
+        """The same of a step whose ids at `open_slots` are not known; None: no row's sampling follows them.
+        It has the shapes that the slots have now, and may be called from another thread: before it was, none
+        of them is followed further but by the next one of these."""
+        following = [(place, shape) for place, shape in self._shaped(open_slots) if shape.follows]
+        if not following:
             return None
-        shaped = [
+        return partial(_columns_of, following, self._shaped(sampling), output_index)
+
+    def _shaped(self, slots: I64) -> list[tuple[int, SlotShape]]:
+        if not self.by_slot:
+            return []
+        return [
             (place, shape)
-            for place, slot in enumerate(sampling.tolist())
+            for place, slot in enumerate(slots.tolist())
             if (shape := self.by_slot.get(slot)) is not None
         ]
-        return columns(shaped, output_index) if shaped else None
+
+
+def _columns_of(
+    following: Sequence[tuple[int, SlotShape]],
+    shaped: Sequence[tuple[int, SlotShape]],
+    output_index: NDArray[np.int32],
+    ids: U32,
+) -> ShapingColumns:
+    for place, shape in following:
+        shape.learn(int(ids[place]))
+    return columns(shaped, output_index)
 
 
 def _wants(start: SlotStart) -> bool:

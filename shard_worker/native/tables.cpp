@@ -55,6 +55,16 @@ bool adds_up(const Step &step) {
     return tokens == step.token_ids.size() && blocks == step.table.size() && fresh == step.fresh;
 }
 
+// Ids, the largest but for those left open.
+bool ids_below(const Column &column, int64_t limit) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < column.size(); i++) {
+        const uint32_t id = column[i] == SHOAL_LAST_SAMPLED ? 0 : column[i];
+        largest = id > largest ? id : largest;
+    }
+    return !column.size() || largest < limit;
+}
+
 bool all_below(const Column &column, int64_t limit) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < column.size(); i++) largest = column[i] > largest ? column[i] : largest;
@@ -71,6 +81,7 @@ struct shoal_tables {
     int64_t *computed;  // [slots]: tokens whose K and V a step has written
     uint64_t *named, *freed;  // [slots]: the last step that did
     uint8_t *known;     // [slots]
+    uint8_t *sampled;   // [slots]: the last row of it did
     float *temperature, *top_p;
     int32_t *top_k;
     uint64_t *seeds;
@@ -93,11 +104,23 @@ int shoal_tables::check(const Step &step) {
         named[slot] = now;
     }
     if (step.token_ids.size() > limits.step_tokens_max) return SHOAL_TOO_MANY_TOKENS;
-    if (!all_below(step.token_ids, limits.vocab_size)) return SHOAL_TOKEN_OUT_OF_RANGE;
+    bool any_open = false, open_alone = true;
+    for (int64_t row = 0, token = 0; row < n; row++) {
+        const int64_t count = step.num_tokens[row];
+        const bool may = count == 1 && (step.flags.data[row] & (SAMPLES | FRESH)) == SAMPLES;
+        for (int64_t i = 0; i < count; i++, token++) {
+            const bool open = step.token_ids[token] == SHOAL_LAST_SAMPLED;
+            any_open |= open;
+            open_alone &= !open || may;
+        }
+    }
+    if (any_open && !limits.whole) return SHOAL_OPEN_ON_A_PART;
+    if (!open_alone) return SHOAL_OPEN_NOT_ALONE;
+    if (!ids_below(step.token_ids, limits.vocab_size)) return SHOAL_TOKEN_OUT_OF_RANGE;
     if (!all_below(step.table, limits.num_blocks)) return SHOAL_BLOCK_OUT_OF_RANGE;
     for (int64_t i = 0; i < step.freed.size(); i++) freed[step.freed[i]] = now;
-    bool all_known = true, short_enough = true, in_blocks = true, in_order = true;
-    for (int64_t row = 0; row < n; row++) {
+    bool all_known = true, short_enough = true, in_blocks = true, in_order = true, behind_sampled = true;
+    for (int64_t row = 0, token = 0; row < n; token += step.num_tokens[row], row++) {
         const int64_t slot = step.slots[row], start = step.starts[row];
         const bool fresh = step.is_fresh(row);
         const int64_t len = (fresh ? 0 : lens[slot]) + step.table_lens[row];
@@ -105,11 +128,14 @@ int shoal_tables::check(const Step &step) {
         short_enough &= len <= limits.blocks_per_sequence_max;
         in_blocks &= start + step.num_tokens[row] <= len * limits.block_size;
         in_order &= fresh || start <= computed[slot];
+        if (any_open && step.token_ids[token] == SHOAL_LAST_SAMPLED)
+            behind_sampled &= sampled[slot] && start == computed[slot];
     }
     if (!all_known) return SHOAL_UNKNOWN_SLOT;
     if (!short_enough) return SHOAL_TABLE_TOO_LONG;
     if (!in_blocks) return SHOAL_POSITION_WITHOUT_BLOCK;
     if (!in_order) return SHOAL_SKIPPED_POSITIONS;
+    if (!behind_sampled) return SHOAL_OPEN_BEHIND_NOTHING;
     return SHOAL_STEP_TAKEN;
 }
 
@@ -131,12 +157,13 @@ void shoal_tables::take(const Step &step, const shoal_slot_start *starts) {
         next += added;
         lens[slot] += added;
         computed[slot] = int64_t(step.starts[row]) + step.num_tokens[row];
+        sampled[slot] = (step.flags.data[row] & SAMPLES) != 0;
     }
 }
 
 void shoal_tables::lay_out(const Step &step, shoal_layout &layout) {
     const int64_t n = step.rows(), block_size = limits.block_size;
-    int64_t widest = 0, token = 0, samples = 0;
+    int64_t widest = 0, token = 0, samples = 0, ahead = 0;
     for (int64_t row = 0; row < n; row++) {
         const int64_t len = lens[step.slots[row]];
         widest = len > widest ? len : widest;
@@ -166,14 +193,22 @@ void shoal_tables::lay_out(const Step &step, shoal_layout &layout) {
             layout.top_p[samples] = top_p[slot];
             layout.seeds[samples] = seeds[slot];
             layout.output_index[samples] = int32_t(step.output_index[row]);
+            layout.sample_slots[samples] = slot;
             samples++;
+        }
+        if (step.token_ids[token - 1] == SHOAL_LAST_SAMPLED) {
+            layout.ahead_places[ahead] = token - 1;
+            layout.ahead_slots[ahead] = slot;
+            ahead++;
         }
     }
     if (token) std::memcpy(layout.token_ids, step.token_ids.data, 4 * token);
+    for (int64_t i = 0; i < ahead; i++) layout.token_ids[layout.ahead_places[i]] = 0;
     layout.step.num_tokens = token;
     layout.step.num_rows = n;
     layout.step.table_stride = widest;
     layout.num_samples = samples;
+    layout.num_ahead = ahead;
 }
 
 extern "C" {
@@ -188,7 +223,7 @@ shoal_tables *shoal_tables_create(const shoal_table_limits *limits) {
         return column != nullptr;
     };
     const bool all = get(made->blocks, size_t(limits->blocks_per_sequence_max)) && get(made->lens) &&
-                     get(made->computed) && get(made->named) && get(made->freed) && get(made->known) &&
+                     get(made->computed) && get(made->named) && get(made->freed) && get(made->known) && get(made->sampled) &&
                      get(made->temperature) && get(made->top_p) && get(made->top_k) && get(made->seeds);
     if (all) return made;
     shoal_tables_destroy(made);
@@ -201,7 +236,8 @@ void shoal_tables_destroy(shoal_tables *tables) {
                          static_cast<void *>(tables->computed), static_cast<void *>(tables->named),
                          static_cast<void *>(tables->freed), static_cast<void *>(tables->known),
                          static_cast<void *>(tables->temperature), static_cast<void *>(tables->top_p),
-                         static_cast<void *>(tables->top_k), static_cast<void *>(tables->seeds)})
+                         static_cast<void *>(tables->top_k), static_cast<void *>(tables->seeds),
+                         static_cast<void *>(tables->sampled)})
         std::free(column);
     std::free(tables);
 }

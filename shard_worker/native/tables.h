@@ -11,6 +11,7 @@ extern "C" {
 
 typedef struct {
     int64_t slots_max, block_size, num_blocks, blocks_per_sequence_max, step_tokens_max, vocab_size;
+    int64_t whole;  // the stage is the whole pipeline: ids may be left open that its slots sampled last
 } shoal_table_limits;
 
 // Sampling parameters of a fresh row.
@@ -21,7 +22,10 @@ typedef struct {
     int32_t unused;
 } shoal_slot_start;
 
-// Where a step is laid out: n rows, T tokens, k rows that sample. Its maker keeps arrays for the largest step, points
+// For a token id: left open, the one that the row's slot sampled last.
+#define SHOAL_LAST_SAMPLED UINT32_MAX
+
+// Where a step is laid out: n rows, T tokens, k rows that sample, a ids left open (0 so far). Its maker keeps arrays for the largest step, points
 // `step` to the first ones too, and a stage can run it as it is but for the activations.
 typedef struct {
     shoal_step step;        // its counts and stride are set here
@@ -37,7 +41,11 @@ typedef struct {
     float *top_p;           // [k]
     uint64_t *seeds;        // [k]
     int32_t *output_index;  // [k]
+    int64_t *sample_slots;  // [k]
+    int64_t *ahead_places;  // [a]: among the T
+    int64_t *ahead_slots;   // [a]
     int64_t num_samples;    // k
+    int64_t num_ahead;      // a
 } shoal_layout;
 
 enum shoal_refusal {
@@ -52,6 +60,9 @@ enum shoal_refusal {
     SHOAL_TABLE_TOO_LONG = 8,
     SHOAL_POSITION_WITHOUT_BLOCK = 9,
     SHOAL_SKIPPED_POSITIONS = 10,
+    SHOAL_OPEN_ON_A_PART = 11,      // of the pipeline
+    SHOAL_OPEN_NOT_ALONE = 12,      // in a row that is not one sampling token
+    SHOAL_OPEN_BEHIND_NOTHING = 13, // that was sampled
 };
 
 typedef struct shoal_tables shoal_tables;

@@ -17,7 +17,7 @@ import numpy as np
 
 from chassis.messages import BadMessage
 from chassis.messages.pipeline import PackedStep, SlotStart, unpacked
-from shard_worker.executor import StepInputs
+from shard_worker.executor import Ahead, StepInputs
 from shard_worker.inputs import MakeTables, TableLimits, Tables
 from shard_worker.native import library as native
 from shard_worker.shaping import SlotShapes
@@ -35,6 +35,9 @@ _REFUSALS = {  # shoal_refusal
     8: "step: a table longer than the context",
     9: "step: a position without a block",
     10: "step: a row skips positions",
+    11: "step: a token id left open on one of several stages",
+    12: "step: a token id left open in a row that is not one sampling token",
+    13: "step: a token id left open behind none that was sampled",
 }
 
 
@@ -46,6 +49,7 @@ class _Limits(Structure):
         ("blocks_per_sequence_max", c_int64),
         ("step_tokens_max", c_int64),
         ("vocab_size", c_int64),
+        ("whole", c_int64),
     ]
 
 
@@ -64,7 +68,11 @@ class _Filled(Structure):
         ("top_p", c_void_p),
         ("seeds", c_void_p),
         ("output_index", c_void_p),
+        ("sample_slots", c_void_p),
+        ("ahead_places", c_void_p),
+        ("ahead_slots", c_void_p),
         ("num_samples", c_int64),
+        ("num_ahead", c_int64),
     ]
 
 
@@ -98,22 +106,27 @@ class _Layout:
         self.top_p = np.empty(rows, np.float32)
         self.seeds = np.empty(rows, np.uint64)
         self.output_index = np.empty(rows, np.int32)
+        self.sample_slots = np.empty(rows, np.int64)
+        self.ahead_places = np.empty(rows, np.int64)
+        self.ahead_slots = np.empty(rows, np.int64)
+        self._whole = limits.whole
         self.filled = _Filled()
         self.step = self.filled.step
-        for field in _Filled._fields_[1:-1]:
+        for field in _Filled._fields_[1:-2]:
             setattr(self.filled, field[0], native.address(getattr(self, field[0])))
         for name in ("token_ids", "positions", "row_offsets", "kv_slots", "block_tables"):
             setattr(self.step, name, getattr(self.filled, name))
         self.address = ctypes.addressof(self.filled)
-        self._shape = (-1, -1, -1, -1)
+        self._shape = (-1, -1, -1, -1, -1)
         self._inputs: StepInputs | None = None
 
     def inputs(self) -> StepInputs:
         """Steps of one shape follow each other: their views are the same."""
         step = self.step
-        shape = (step.num_tokens, step.num_rows, step.table_stride, self.filled.num_samples)
+        filled = self.filled
+        shape = (step.num_tokens, step.num_rows, step.table_stride, filled.num_samples, filled.num_ahead)
         if self._inputs is None or shape != self._shape:
-            tokens, rows, widest, samples = self._shape = shape
+            tokens, rows, widest, samples, ahead = self._shape = shape
             self._inputs = StepInputs(
                 token_ids=self.token_ids[:tokens],
                 positions=self.positions[:tokens],
@@ -127,6 +140,8 @@ class _Layout:
                 top_p=self.top_p[:samples],
                 seeds=self.seeds[:samples],
                 output_index=self.output_index[:samples],
+                sample_slots=self.sample_slots[:samples] if self._whole else None,
+                ahead=Ahead(self.ahead_places[:ahead], self.ahead_slots[:ahead]) if ahead else None,
                 compiled=step,
             )
         return self._inputs
@@ -156,6 +171,7 @@ class NativeTables:
             blocks_per_sequence_max=limits.blocks_per_sequence_max,
             step_tokens_max=limits.step_tokens_max,
             vocab_size=limits.vocab_size,
+            whole=limits.whole,
         )
         self._tables = create(ctypes.byref(described))
         if self._tables is None:
@@ -182,7 +198,10 @@ class NativeTables:
         if follow is not None:
             follow()
         inputs = layout.inputs()
-        slots = columns.slots[inputs.sample_rows].astype(np.int64)
+        slots, ahead = columns.slots[inputs.sample_rows].astype(np.int64), inputs.ahead
+        later = self.shapes.columns_later(slots, inputs.output_index, ahead.slots) if ahead else None
+        if ahead is not None and later is not None:
+            return replace(inputs, ahead=replace(ahead, shaping=later))
         return replace(inputs, shaping=self.shapes.columns(slots, inputs.output_index))
 
     def _call(self, step: PackedStep, layout: int | None) -> None:

@@ -37,6 +37,7 @@ def worlds(draw: st.DrawFn) -> World:
             sequences_max=draw(st.sampled_from([1, 2, 4, 8])),
             context_len_max=draw(st.sampled_from([24, 4096])),
             prefix_cache=draw(st.sampled_from([True, True, True, False])),
+            run_ahead=draw(st.sampled_from([True, True, False])),
             steps_in_flight_max=draw(st.sampled_from([None, 1, 2, 4])),
             lease_high_blocks=draw(st.sampled_from([1, 4, 16])),
             lease_low_blocks=draw(st.sampled_from([0, 1])),

@@ -6,7 +6,7 @@ as read back through the block table, so that a wrong table, block or order give
 
 import hashlib
 import struct
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 
@@ -29,6 +29,7 @@ from batcher.scheduler import Scheduler, SchedulerConfig
 from batcher.sequence import Clock, Phase, Sequence
 from batcher.stops import End, Stops
 from chassis.ids import BlockId, Epoch, GatewayId, RequestId
+from chassis.messages.pipeline import LAST_SAMPLED
 from chassis.messages.request import Limits, Reason, Request, Sampling
 
 VOCAB = 40
@@ -79,11 +80,11 @@ class ToyWorkers:
     def __init__(self, block_size_tokens: int, num_blocks: int) -> None:
         self.block_size_tokens = block_size_tokens
         self.memory: dict[int, list[int]] = {b: [-1] * block_size_tokens for b in range(num_blocks)}
-        self.tables: dict[int, list[int]] = {}
-        self.number = 0
+        self.form()
 
     def form(self) -> None:
-        self.tables = {}
+        self.tables: dict[int, list[int]] = {}
+        self.sampled: dict[int, int] = {}  # by each slot's last row
         self.number = 0
 
     def execute(self, plan: StepPlan) -> tuple[int, ...]:
@@ -91,6 +92,7 @@ class ToyWorkers:
         self.number = plan.number
         for slot in plan.freed_slots:
             self.tables.pop(slot, None)
+            self.sampled.pop(slot, None)
         written: set[tuple[int, int]] = set()
         size = self.block_size_tokens
         for row in plan.rows:
@@ -99,16 +101,24 @@ class ToyWorkers:
             else:
                 self.tables[row.slot].extend(row.new_blocks)
             table = self.tables[row.slot]
-            for position, token_id in enumerate(row.token_ids, row.start):
+            token_ids = row.token_ids
+            if LAST_SAMPLED in token_ids:
+                assert row.samples and not row.fresh and len(token_ids) == 1
+                token_ids = (self.sampled[row.slot],)
+            for position, token_id in enumerate(token_ids, row.start):
                 place = (table[position // size], position % size)
                 assert place not in written, "two rows write one place in one step"
                 written.add(place)
                 self.memory[place[0]][place[1]] = token_id
-        return tuple(
-            next_token(self.read(row.slot, row.start + len(row.token_ids)))
+        drawn = [
+            (row.slot, next_token(self.read(row.slot, row.start + len(row.token_ids))))
             for row in plan.rows
             if row.samples
-        )
+        ]
+        for row in plan.rows:
+            self.sampled.pop(row.slot, None)
+        self.sampled.update(drawn)
+        return tuple(token_id for _, token_id in drawn)
 
     def read(self, slot: int, length: int) -> list[int]:
         size, table = self.block_size_tokens, self.tables[slot]
@@ -231,7 +241,9 @@ class World:
         self.kvstore = ToyKvStore(self.num_blocks)
         self.ring: deque[StepPlan] = deque()  # sent, not executed
         self.calls: deque[tuple[BlockEffect, int]] = deque()
-        self.sampling: set[RequestId] = set()
+        self.sampling: Counter[RequestId] = Counter()  # rows in flight of what it has begun last
+        self.beginnings: Counter[RequestId] = Counter()
+        self.begun: dict[tuple[int, RequestId], int] = {}  # of the row of that step
         self.steps_alone: set[int] = set()
 
     # ---- what the core would do
@@ -261,7 +273,7 @@ class World:
     def run(self, request: Request, output_ids: tuple[int, ...], alone: bool) -> None:
         self.requests[request.id] = request
         self.outputs[request.id] = list(output_ids)
-        self.sampling.discard(request.id)
+        self._begin_anew(request.id)
         (self.alone.add if alone else self.alone.discard)(request.id)
         self.scheduler.run(request, output_ids, self.now, None, alone, age_s=0.25)
         self.take()
@@ -269,8 +281,12 @@ class World:
     def stop(self, request_id: RequestId) -> None:
         had = self.scheduler.stop(request_id, self.now)
         assert had is not None and list(had.output_ids) == self.outputs.get(request_id, [])
-        self.sampling.discard(request_id)
+        self._begin_anew(request_id)
         self.take()
+
+    def _begin_anew(self, request_id: RequestId) -> None:
+        self.beginnings[request_id] += 1
+        self.sampling[request_id] = 0
 
     def plan(self) -> bool:
         self.scheduler.tick(self.now)
@@ -294,15 +310,23 @@ class World:
             assert len(plan.rows) == 1 and not self.ring, "it shares the ring"
             self.steps_alone.add(plan.number)
         for row in plan.rows:
-            assert row.request_id not in self.sampling, "a step behind a sampling one of the same sequence"
-            if row.samples:
-                self.sampling.add(row.request_id)
+            if row.fresh:
+                self._begin_anew(row.request_id)
+            unknown = self.sampling[row.request_id]
+            self.begun[plan.number, row.request_id] = self.beginnings[row.request_id]
+            self.sampling[row.request_id] += row.samples
             request = self.requests[row.request_id]
             sequence_ids = [*request.prompt_ids, *self.outputs.get(row.request_id, [])]
             end = row.start + len(row.token_ids)
-            assert list(row.token_ids) == sequence_ids[row.start : end]
-            assert row.samples == (end == len(sequence_ids))
-            assert row.output_index == len(sequence_ids) - len(request.prompt_ids)
+            if unknown:
+                assert config.run_ahead and self.num_stages == 1 and row.request_id not in self.alone
+                assert unknown == 1, "two unknown tokens"
+                assert row.token_ids == (LAST_SAMPLED,) and row.start == len(sequence_ids)
+                assert row.output_index < request.limits.max_tokens, "behind what ends by length"
+            else:
+                assert list(row.token_ids) == sequence_ids[row.start : end]
+            assert row.samples == (end == len(sequence_ids) + unknown)
+            assert row.output_index == len(sequence_ids) + unknown - len(request.prompt_ids)
 
     # ---- what the world does
 
@@ -311,7 +335,7 @@ class World:
         self.formed = True
         self.ring.clear()
         self.calls.clear()
-        self.sampling.clear()
+        self.begun.clear()
         self.steps_alone.clear()
         self.workers.form()
         if pool_changed:
@@ -329,7 +353,6 @@ class World:
         assert set(held) <= set(self.scheduler.request_ids())
         self.formed = False
         self.ring.clear()
-        self.sampling.clear()
         self.take()
 
     def execute(self) -> None:
@@ -341,8 +364,8 @@ class World:
             if row.output_index == len(self.outputs.get(row.request_id, [])):
                 self._check_memory(row.request_id, row.slot, row.start + len(row.token_ids))
         for row in plan.rows:
-            if row.samples:
-                self.sampling.discard(row.request_id)
+            same = self.begun.pop((plan.number, row.request_id)) == self.beginnings[row.request_id]
+            self.sampling[row.request_id] -= row.samples and same
         assert self.scheduler.returned(StepReturned(self.now, plan.epoch, plan.number, tokens))
         self.take()
 
