@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
         weights = stage_weights(executor.checkpoint, 0, executor.facts.num_layers)
-        sizes = sizes_of(weights, args.dtype, args.quantize, bool(args.int8_activations))
+        sizes = sizes_of(weights, args.dtype, args.quantize, executor.int8_activations)
         bounds = measure_bounds(args.threads)
         points = [
             measure(executor, sizes, bounds, int(count), args.context_len, args.steps)
