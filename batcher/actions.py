@@ -6,6 +6,7 @@ Each action changes the holding and says what it wants done; none looks at an ev
 from dataclasses import dataclass, field
 
 from batcher import events as e
+from batcher.audience import Parts
 from batcher.holding import Holding, State
 from chassis.ids import Attempt, BootId, GatewayId
 from chassis.messages.chunk import Finish, Part
@@ -85,9 +86,12 @@ class Actions(Holding):
         self.turn.out.append(e.Run(self.request, tuple(self.ids), self.deadline, alone))
 
     def _send_parts(self) -> None:
-        parts: dict[GatewayId, list[Part]] = {}
-        self.audience.serve(self.id, self.attempt, self.ids, self.digest, parts, self.logprobs)
+        parts: Parts = {}
+        self._serve(self.attempt, parts)
         self.turn.send(parts)
+
+    def _serve(self, attempt: Attempt, parts: Parts) -> None:
+        self.audience.serve(self.id, attempt, self.ids, self.digest, parts, self.logprobs, self.prompt)
 
     # ---- the log ------------------------------------------------------------------------------------
 
@@ -149,7 +153,7 @@ class Actions(Holding):
         if tuple(self.ids) != record.output_ids:
             self._stop()
             self.force(record.output_ids)
-            self.learn(record.logprobs)
+            self.learn(record.logprobs, record.prompt)
         finish = Finish(
             request_id=self.id,
             attempt=record.attempt,
@@ -161,8 +165,8 @@ class Actions(Holding):
             timings=record.timings,
             error=record.error,
         )
-        rest: dict[GatewayId, list[Part]] = {}
-        self.audience.serve(self.id, record.attempt, self.ids, self.digest, rest, self.logprobs)
+        rest: Parts = {}
+        self._serve(record.attempt, rest)
         for gateway in self.audience.next_index:
             self.turn.out.append(e.SendParts(gateway, tuple(rest.get(gateway, ())), (finish,)))
         self.leave("done", ack=True)

@@ -111,8 +111,8 @@ class Arrivals:
             case OwnerQuestion(request_id, attempt, token, cancelled):
                 reply = self._remember(message)
                 self._tell(ev.OwnerAsked(now, request_id, attempt, AckToken(token), cancelled, reply))
-            case TakeoverAnswer(request_id, gateway, attempt, ids, minimum, told):
-                self._tell(ev.TakeoverAnswered(now, request_id, gateway, attempt, ids, minimum, told))
+            case TakeoverAnswer(request_id, gateway, attempt, ids, minimum, told, prompt):
+                self._tell(ev.TakeoverAnswered(now, request_id, gateway, attempt, ids, minimum, told, prompt))
             case Attach():
                 self._tell(ev.Heard(now, said, self._remember(message)))
             case _:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from chassis.ids import Attempt, GatewayId, RequestId
 from chassis.messages.chunk import Part
-from chassis.messages.sampling import TokenLogprobs
+from chassis.messages.sampling import PromptTold, TokenLogprobs
 
 Told = dict[tuple[int, ...], tuple[TokenLogprobs, ...]]
 Parts = dict[GatewayId, list[Part]]
@@ -75,12 +75,14 @@ class Audience:
         digest: int,
         parts: Parts,
         logprobs: Sequence[TokenLogprobs] = (),
+        prompt: PromptTold | None = None,
     ) -> None:
         """Adds to `parts` what each gateway lacks of `ids`; from now on it counts as sent. `logprobs`: one an
-        id, or none."""
+        id, or none. `prompt` goes with the first id."""
         end = len(ids)
         for gateway, index in self.next_index.items():
             if index < end:
-                part = Part(request_id, attempt, index, tuple(ids[index:]), digest, tuple(logprobs[index:]))
+                told, begun = tuple(logprobs[index:]), None if index else prompt
+                part = Part(request_id, attempt, index, tuple(ids[index:]), digest, told, begun)
                 parts.setdefault(gateway, []).append(part)
                 self.next_index[gateway] = end

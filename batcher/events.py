@@ -18,6 +18,7 @@ from chassis.messages.ownership import (
     Detached,
     Refused,
 )
+from chassis.messages.pipeline import PromptAnswer
 from chassis.messages.request import (
     Reason,
     Record,
@@ -26,7 +27,7 @@ from chassis.messages.request import (
     Timings,
     Usage,
 )
-from chassis.messages.sampling import TokenLogprobs
+from chassis.messages.sampling import PromptTold, TokenLogprobs
 
 # ---- ownership: events -----------------------------------------------------------------------------
 
@@ -98,6 +99,7 @@ class TakeoverAnswered:
     ids: tuple[int, ...] | None  # yes
     minimum: Attempt | None  # no
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the ids, if the request asks for them
+    prompt: PromptTold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class TokensMade:
     request_ids: tuple[RequestId, ...]
     ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[RequestId, TokenLogprobs], ...] = ()  # of those that ask: of the first of their ids
+    prompts: tuple[tuple[RequestId, PromptTold], ...] = ()  # of those that ask: with their first id
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +379,8 @@ class StepReturned:
     number: int
     token_ids: tuple[int, ...]  # one per sampling row, in row order
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # by place among token_ids, ascending
+    prompts: tuple[PromptAnswer, ...] = ()
+    nan_places: tuple[int, ...] = ()  # among token_ids, which stand for nothing there
 
 
 @dataclass(frozen=True, slots=True)

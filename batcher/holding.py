@@ -13,7 +13,7 @@ from batcher.events import Ended
 from chassis.ids import AckToken, Attempt, BootId, RequestId
 from chassis.messages.chunk import EMPTY_DIGEST, extend_digest
 from chassis.messages.request import Cancel, Claim, Reason, Record, Request, Terminal, Timings, Usage
-from chassis.messages.sampling import UNTOLD, TokenLogprobs, recorded
+from chassis.messages.sampling import UNTOLD, PromptTold, TokenLogprobs, recorded
 
 
 class State(Enum):
@@ -56,6 +56,7 @@ class Holding:
     ids: list[int] = field(default_factory=list)
     digest: int = EMPTY_DIGEST
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one an id, if the request asks for them
+    prompt: PromptTold | None = None  # if the request asks for it, once it is known
     forced: bool = False  # in this attempt
     ended: Ended | None = None
     account: tuple[Usage, Timings] | None = None  # the scheduler's, of a sequence stopped for its end
@@ -123,11 +124,19 @@ class Holding:
         if self.why in (Reason.STOP, Reason.LENGTH):
             self.why = None
 
-    def learn(self, told: Sequence[TokenLogprobs]) -> None:
+    def learn(self, told: Sequence[TokenLogprobs], prompt: PromptTold | None = None) -> None:
         """Log probabilities of the first ids, from who has them: what is known here stays."""
+        self.learn_prompt(prompt)
         for i, entry in enumerate(told[: len(self.logprobs)]):
             if not self.logprobs[i].rank:
                 self.logprobs[i] = entry
+
+    def learn_prompt(self, told: PromptTold | None) -> None:
+        """From who has it: what is known here stays, and so does it whatever becomes of the output."""
+        request = self.request
+        fits = told is not None and told.ids == request.prompt_ids[1:]
+        if self.prompt is None and fits and request.sampling.prompt_logprobs is not None:
+            self.prompt = told
 
     def _tell_rest(self) -> None:
         self.logprobs += [UNTOLD] * (len(self.ids) - len(self.logprobs))
@@ -171,6 +180,7 @@ class Holding:
             model=self.request.model,
             stop=self.request.limits.stop,
             logprobs=recorded(self.logprobs),
+            prompt=self.prompt if self.ids else None,
         )
 
     def _whole(self, made: Timings, now: float) -> Timings:

@@ -123,11 +123,14 @@ class Ownership:
         """The step path: no state changes, so that alarms stay; all parts for one gateway leave together."""
         parts: dict[GatewayId, list[Part]] = {}
         told = dict(event.logprobs) if event.logprobs else {}
+        prompts = dict(event.prompts) if event.prompts else {}
         for request_id, ids in zip(event.request_ids, event.ids, strict=True):
             held = self._held.get(request_id)
             if held is None:
                 self._turn.drop("tokens")
             else:
+                if prompts:
+                    held.learn_prompt(prompts.get(request_id))
                 held.on_tokens(ids, parts, told.get(request_id) if told else None)
         self._turn.send(parts)
 

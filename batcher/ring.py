@@ -5,7 +5,7 @@ epoch still says is ignored and counted.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 
@@ -22,6 +22,7 @@ from chassis.messages.pipeline import (
     FLAG_SAMPLES,
     Hello,
     LinkKind,
+    PromptAsk,
     SlotStart,
     StepResult,
     build_hello,
@@ -49,7 +50,10 @@ class RingConfig:
 
 
 def step_header(
-    plan: StepPlan, start_of: Callable[[RequestId, int], SlotStart], trace_parent: bytes
+    plan: StepPlan,
+    start_of: Callable[[RequestId, int], SlotStart],
+    trace_parent: bytes,
+    prompt_asks: Sequence[PromptAsk] = (),
 ) -> bytes:
     """The wire form of a plan: its rows turned into columns. `start_of`: request, first position."""
     if not plan.rows:
@@ -70,6 +74,7 @@ def step_header(
         fresh=begun,
         freed_slots=plan.freed_slots,
         trace_parent=trace_parent,
+        prompt_asks=prompt_asks,
     )
 
 
@@ -260,8 +265,9 @@ class Ring:
                     self.ghosts += 1
                     continue
                 self._on_result(result)
-                epoch, number, token_ids, _, logprobs = result
-                self._tell(StepReturned(loop.time(), epoch, number, token_ids, logprobs))
+                epoch, number, token_ids, _, logprobs, prompts, nan_places = result
+                now = loop.time()
+                self._tell(StepReturned(now, epoch, number, token_ids, logprobs, prompts, nan_places))
         except LinkClosed:
             pass
         except BadMessage as error:

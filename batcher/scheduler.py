@@ -35,6 +35,7 @@ from batcher.events import (
 )
 from batcher.inflight import InFlight, StepStats
 from batcher.lease import Lease
+from batcher.prompts import Prompts
 from batcher.running import Running
 from batcher.sequence import Clock, Phase, Sequence, Status
 from batcher.stops import End, Stops, advance
@@ -108,6 +109,7 @@ class Scheduler:
             config.step_deadline_min_ms / 1e3, config.step_deadline_factor
         )
         self._deadlines = Deadlines()
+        self.prompts = Prompts()
         self._sequences: dict[RequestId, Sequence] = {}  # all that have not ended
         self._running = Running(config.sequences_max)
         self._composer = Composer(
@@ -182,6 +184,7 @@ class Scheduler:
         )
         if before is not None:
             sequence.carry_on(before)
+        self.prompts.add(sequence)
         self._sequences[request.id] = sequence
         self._admission.add(sequence)
         self._deadlines.add(sequence)
@@ -210,6 +213,7 @@ class Scheduler:
         sequence.incarnation += 1
         sequence.status = Status.ENDED
         del self._sequences[sequence.request.id]
+        self.prompts.forget(sequence.request.id)
         self._deadlines.sweep(len(self._sequences))
 
     def _end(
@@ -358,6 +362,7 @@ class Scheduler:
         request_ids: list[RequestId] = []
         made: list[tuple[int, ...]] = []
         ended: list[tuple[Sequence, End]] = []
+        numberless = self._numberless(flight.rows, event) if event.nan_places or event.prompts else {}
         token_ids = iter(event.token_ids)
         for sequence, incarnation, start, end, samples in flight.rows:
             token_id = next(token_ids) if samples else 0
@@ -372,7 +377,7 @@ class Scheduler:
                 sequence.recomputed_tokens += min(end, written) - start
             if end >= (sequence.num_committed + 1) * size:
                 self._commit(sequence, end // size, now)
-            if not samples:
+            if not samples or sequence.request.id in numberless:
                 continue
             sequence.ids.append(token_id)
             running.growth_tokens -= 1
@@ -387,10 +392,26 @@ class Scheduler:
                 ended.append((sequence, over))
         if made:
             told = _told(flight.rows, event.logprobs) if event.logprobs else ()
-            self._notes.append(TokensMade(now, tuple(request_ids), tuple(made), told))
+            begun = self.prompts.begun(request_ids)
+            self._notes.append(TokensMade(now, tuple(request_ids), tuple(made), told, begun))
         for sequence, found in ended:
             self._end(sequence, found.reason, found.byte_cut, now)
+        for request_id, error in numberless.items():
+            self._end(self._sequences[request_id], Reason.FAILED, None, now, error)
         return True
+
+    def _numberless(self, rows: tuple[FlightRow, ...], event: StepReturned) -> dict[RequestId, str]:
+        """Takes in what the step tells of prompts. Returns the requests that nothing can be drawn for, and
+        why: they fail, and nobody else."""
+        found = {}
+        answered = self.prompts.learn([row[0] if counts(row) else None for row in rows], event.prompts)
+        for request_id in answered:
+            found[request_id] = "NaN logits: the model's numbers for its prompt are none"
+        sampling = [row for row in rows if row[4]]
+        for sequence, *_ in [sampling[place] for place in event.nan_places if counts(sampling[place])]:
+            what = f"output token {sequence.watch.length}"
+            found[sequence.request.id] = f"NaN logits: the model's numbers for {what} are none"
+        return found
 
     def _commit(self, sequence: Sequence, num_blocks: int, now: float) -> None:
         if not self._config.prefix_cache:
@@ -508,6 +529,7 @@ class Scheduler:
         assert len(self._sequences) == len(self._running) + self.num_waiting
         self._running.check()
         self._composer.check()
+        self.prompts.check(self._sequences)
         sampling = Counter(row[0].request.id for row in self._flights.rows() if counts(row) and row[4])
         for sequence in self._sequences.values():
             sequence.check()

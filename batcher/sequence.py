@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from enum import Enum
 
 from batcher.block_hash import BlockHasher
+from batcher.prompts import prompt_of
 from batcher.stops import Watch
 from chassis.ids import BlockHash, BlockId, Slot
 from chassis.messages.pipeline import SlotStart
@@ -85,6 +86,7 @@ class Sequence:
         "num_written",
         "order",
         "preemptions",
+        "prompt",
         "prompt_len",
         "recomputed_tokens",
         "request",
@@ -108,6 +110,7 @@ class Sequence:
         self.request = request
         self.prompt_len = len(request.prompt_ids)
         self.ids: list[int] = [*request.prompt_ids, *output_ids]
+        self.prompt = prompt_of(request, output_ids)  # None: nothing is to be told of it
         self.watch = watch
         self.hasher = hasher
         self.clock = clock
@@ -146,8 +149,12 @@ class Sequence:
 
     @property
     def num_match_blocks(self) -> int:
-        """Full blocks a cached prefix may cover: the last token is always computed."""
-        return (len(self.ids) - 1) // self.hasher.block_size_tokens
+        """Full blocks a cached prefix may cover: the last token is always computed, and what the prompt's log
+        probabilities need."""
+        covered = len(self.ids) - 1
+        if self.prompt is not None:
+            covered = min(covered, self.prompt.num_covered)
+        return covered // self.hasher.block_size_tokens
 
     def chain(self, num_blocks: int) -> list[BlockHash]:
         """Hashes of the first `num_blocks` full blocks (perhaps of more)."""
@@ -169,6 +176,8 @@ class Sequence:
         self.preemptions = before.preemptions
         self.recomputed_tokens = before.recomputed_tokens
         self.num_written = min(before.num_written, len(self.ids))
+        if self.prompt is not None and before.prompt is not None:
+            self.prompt = before.prompt
 
     @property
     def follows(self) -> bool:
@@ -219,3 +228,5 @@ class Sequence:
         assert (self.slot is not None) == (self.status is Status.RUNNING)
         assert self.status is not Status.WAITING or not self.blocks
         assert self.watch.length == len(self.ids) - self.prompt_len
+        if self.prompt is not None:
+            self.prompt.check(self.num_proven)

@@ -244,7 +244,8 @@ class Batcher:
 
     def _send(self, plan: ev.StepPlan) -> None:
         trace_parent = self._account.sent(plan, self._ports.wall_ns())
-        header = step_header(plan, self._core.scheduler.slot_start, trace_parent)
+        scheduler = self._core.scheduler
+        header = step_header(plan, scheduler.slot_start, trace_parent, scheduler.prompts.asks(plan))
         if self._recorder is not None:
             self._recorder.write(header)
         self._ring.send(plan.epoch, header)

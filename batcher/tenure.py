@@ -107,7 +107,7 @@ class Tenure(Actions):
             return
         self.extend(ids, self.turn.now, told)
         if self.state is State.RUNNING:
-            self.audience.serve(self.request.id, self.attempt, self.ids, self.digest, parts, self.logprobs)
+            self._serve(self.attempt, parts)
 
     def on_ended(self, event: e.Ended) -> None:
         if not self.live:
@@ -309,9 +309,10 @@ class Tenure(Actions):
         elif event.ids is None:
             self._on_minimum(event.minimum or Attempt(0))
         elif self.state is State.TAKEOVER:
+            self.learn_prompt(event.prompt)
             self.audience.answered(event.gateway, event.ids, event.logprobs)
         elif self._join(Attach(self.id, event.attempt, event.gateway, event.ids)) is AttachKind.ATTACHED:
-            self.learn(event.logprobs)
+            self.learn(event.logprobs, event.prompt)
             self._send_parts()
 
     def _settle_takeover(self) -> None:
@@ -386,9 +387,8 @@ class Tenure(Actions):
         if message.minimum is not None:
             self._on_minimum(message.minimum)
         elif message.differs is None:
-            self.audience.leave(
-                message.gateway, self._window_ends(self.turn.config.count_min_s), self.turn.now
-            )
+            ends = self._window_ends(self.turn.config.count_min_s)
+            self.audience.leave(message.gateway, ends, self.turn.now)
         elif self.starts_with(message.differs):
             self.turn.drop("refused")
         else:

@@ -14,7 +14,14 @@ from chassis.errors import Code, Status
 from chassis.ids import GatewayId, RequestId
 from chassis.messages.gateway import GenerateCall
 from chassis.messages.request import Limits, Request
-from gateway.sampling import U32_MAX, BadWords, check_ids, check_sampling, sampling_of
+from gateway.sampling import (
+    U32_MAX,
+    BadWords,
+    check_ids,
+    check_prompt_logprobs,
+    check_sampling,
+    sampling_of,
+)
 
 STOP_LEN_MAX = 16
 STOP_BYTES_MAX = 256
@@ -153,6 +160,7 @@ def _check_tokens(call: GenerateCall, model: ModelFacts, prompt_ids: tuple[int, 
             f"{field}: {len(prompt_ids)} tokens; at most {model.context_len_max - 1}, "
             f"the context of model {model.name} less one"
         )
+    check_prompt_logprobs(call, len(prompt_ids))
     check_ids(call, model.name, model.vocab_size)
 
 
@@ -198,6 +206,8 @@ def body_digest(call: GenerateCall, model: str) -> bytes:
         parts.append(b"" if number is None else struct.pack("<Q", number))
     flags = (call.min_tokens, int(call.ignore_eos), call.timeout_ms, call.resume_window_s)
     parts += (_numbers(flags), _numbers(call.stop_token_ids), *(stop.encode() for stop in call.stop))
+    if call.prompt_logprobs is not None:
+        parts += (b"prompt_logprobs", _numbers((call.prompt_logprobs,)))
     return _digest(*_shaping(call), *parts)
 
 
@@ -229,9 +239,11 @@ def choice_id(request_id: RequestId, choice: int) -> RequestId:
 
 
 def of_choice(request: Request, choice: int, trace_parent: bytes) -> Request:
-    """One of several: a request like any other, with an id and a seed of its own."""
+    """One of several: a request like any other, with an id and a seed of its own. The prompt is the same:
+    only the first is told of it."""
     name, seed = choice_id(request.id, choice), choice_seed(request.seed, choice)
-    return replace(request, id=name, seed=seed, trace_parent=trace_parent)
+    sampling = replace(request.sampling, prompt_logprobs=None) if choice else request.sampling
+    return replace(request, id=name, seed=seed, sampling=sampling, trace_parent=trace_parent)
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -1,17 +1,18 @@
 """One client's stream on its way out: what the core passed on and the client has not taken yet.
 
-A slow reader blocks nobody: what it does not take is added to its next delta. The buffer is bounded by the
-request's tokens. Text is made when the client takes it, in the client's own task.
+A slow reader blocks nobody: what it does not take is added to its next delta, up to what a message may hold.
+The buffer is bounded by the request's tokens. Text is made when the client takes it, in its own task.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from chassis.errors import Status
 from chassis.ids import RequestId
-from chassis.messages.gateway import Accepted, Delta, Finished, GenerateEvent, IdLogprobs, TopLogprob
-from chassis.messages.sampling import UNTOLD, TokenLogprobs
+from chassis.messages.gateway import Accepted, Delta, Finished, GenerateEvent, IdLogprobs, PromptLogprobs
+from chassis.messages.sampling import UNTOLD, PromptTold, TokenLogprobs
 from gateway.detokenizer import OutputText
+from gateway.event_sizes import entries_of, fitting
 from gateway.events import Accept, End
 
 
@@ -24,6 +25,7 @@ class Client:
         "_first_index",
         "_ids",
         "_logprobs",
+        "_prompt",
         "_ready",
         "_status",
         "_text",
@@ -49,6 +51,7 @@ class Client:
         self._text: OutputText | None = None
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt: PromptTold | None = None
         self._told = False  # the client took Accepted
         self._first_index = 0
         self._end: End | None = None
@@ -79,10 +82,16 @@ class Client:
         self._ready.set()
 
     def pass_on(
-        self, first_index: int, ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()
+        self,
+        first_index: int,
+        ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt: PromptTold | None = None,
     ) -> None:
         if not self._ids:
             self._first_index = first_index
+        if prompt is not None:
+            self._prompt = prompt
         if logprobs:
             self._pad_logprobs()
             self._logprobs.extend(logprobs)
@@ -109,8 +118,11 @@ class Client:
         if self._accept is not None and not self._told:
             self._told = True
             yield self._accepted(self._accept)
-        end = self._end
-        if self._ids:
+        if self._prompt is not None:
+            yield from self._prompt_logprobs(self._prompt)
+            self._prompt = None
+        end = self._end  # no ids follow it
+        while self._ids:
             if self.first_delta_at is None:
                 self.first_delta_at = asyncio.get_running_loop().time()
             yield self._delta()
@@ -143,15 +155,25 @@ class Client:
 
     def _delta(self) -> Delta:
         assert self._text is not None, "ids before accepted"
-        ids, self._ids = tuple(self._ids), []
+        count = fitting(self._ids, self._logprobs, self._text.token_bytes)
+        ids, self._ids = tuple(self._ids[:count]), self._ids[count:]
         self.taken += len(ids)
         first_index, self._first_index = self._first_index, self._first_index + len(ids)
         entries: tuple[IdLogprobs, ...] = ()
         if self._logprobs:
             self._pad_logprobs(len(ids))
-            told, self._logprobs = self._logprobs, []
-            entries = tuple(_entries(ids, told, self._text.token_bytes))
+            told, self._logprobs = self._logprobs[: len(ids)], self._logprobs[len(ids) :]
+            entries = entries_of(ids, told, self._text.token_bytes)
         return Delta(self._text.feed(ids), ids, first_index, entries, self.choice)
+
+    def _prompt_logprobs(self, prompt: PromptTold) -> Iterator[PromptLogprobs]:
+        assert self._text is not None, "told before accepted"
+        ids, told, token_bytes, taken = prompt.ids, prompt.entries, self._text.token_bytes, 0
+        while taken < len(ids):
+            until = taken + fitting(ids[taken:], told[taken:], token_bytes)
+            entries = entries_of(ids[taken:until], told[taken:until], token_bytes)
+            yield PromptLogprobs(ids[taken:until], 1 + taken, entries, self.choice)
+            taken = until
 
     def _last_text(self, end: End) -> str:
         """Goes without ids: who resumes with all ids, because it missed the end, gets it again."""
@@ -170,14 +192,3 @@ async def events_of(clients: Sequence[Client], ready: asyncio.Event) -> AsyncGen
                 yield event
             if client.done:
                 left.remove(client)
-
-
-def _entries(
-    ids: Sequence[int], told: Sequence[TokenLogprobs], token_bytes: Callable[[int], bytes]
-) -> Iterator[IdLogprobs]:
-    for token_id, entry in zip(ids, told, strict=True):
-        top = tuple(
-            TopLogprob(other, logprob, token_bytes(other))
-            for other, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
-        )
-        yield IdLogprobs(entry.logprob, entry.rank, token_bytes(token_id), top)

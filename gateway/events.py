@@ -26,7 +26,7 @@ from chassis.messages.request import (
     Timings,
     Usage,
 )
-from chassis.messages.sampling import TokenLogprobs
+from chassis.messages.sampling import PromptTold, TokenLogprobs
 
 # ---- events ----------------------------------------------------------------------------------------
 
@@ -255,6 +255,7 @@ class Pass:
     first_index: int
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one an id, if the request asks for them
+    prompt: PromptTold | None = None  # the same of the prompt, with the first id
 
 
 @dataclass(frozen=True, slots=True)

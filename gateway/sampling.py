@@ -13,10 +13,12 @@ from chassis.messages.sampling import (
     LOGIT_BIAS_MAX,
     NO_SHAPING,
     PENALTY_MAX,
+    PROMPT_LOGPROBS_MAX,
     REPETITION_PENALTY_MAX,
     TOP_LOGPROBS_MAX,
     Sampling,
     Shaping,
+    prompt_entries,
 )
 
 TEMPERATURE_MAX = 2.0
@@ -42,8 +44,8 @@ def check_sampling(call: GenerateCall) -> None:
         raise _invalid(f"seed: {call.seed}; 0 to {U64_MAX}")
     if call.top_logprobs is not None and not 0 <= call.top_logprobs <= TOP_LOGPROBS_MAX:
         raise _invalid(f"top_logprobs: {call.top_logprobs}; 0 to {TOP_LOGPROBS_MAX}")
-    if call.prompt_logprobs is not None:
-        raise _invalid("prompt_logprobs: not offered; top_logprobs tells of output ids")
+    if call.prompt_logprobs is not None and not 0 <= call.prompt_logprobs <= TOP_LOGPROBS_MAX:
+        raise _invalid(f"prompt_logprobs: {call.prompt_logprobs}; 0 to {TOP_LOGPROBS_MAX}")
     _check_lists(call)
     if call.n is not None and not 1 <= call.n <= CHOICES_MAX:
         raise _invalid(f"n: {call.n}; 1 to {CHOICES_MAX}")
@@ -90,6 +92,14 @@ def check_ids(call: GenerateCall, model: str, vocab_size: int) -> None:
             raise _invalid(f"{name}: {outside}; below {vocab_size}, the vocabulary of {model}")
 
 
+def check_prompt_logprobs(call: GenerateCall, prompt_len: int) -> None:
+    """Whether messages can hold what is asked for. Raises Status."""
+    top = call.prompt_logprobs
+    if top is not None and (entries := prompt_entries(prompt_len, top)) > PROMPT_LOGPROBS_MAX:
+        asked = f"{prompt_len - 1} ids, and {top} of the likeliest for each, are {entries}"
+        raise _invalid(f"prompt_logprobs: {asked}; at most {PROMPT_LOGPROBS_MAX}")
+
+
 def temperature_of(call: GenerateCall) -> float:
     temperature = 1.0 if call.temperature is None else call.temperature
     return temperature if temperature >= GREEDY_BELOW else 0.0
@@ -113,6 +123,7 @@ def sampling_of(call: GenerateCall, bad_words: BadWords = ()) -> Sampling:
         top_p=1.0 if call.top_p is None else call.top_p,
         shaping=shaping if shaping != NO_SHAPING else None,
         logprobs=call.top_logprobs,
+        prompt_logprobs=call.prompt_logprobs,
     )
 
 

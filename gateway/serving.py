@@ -85,7 +85,10 @@ class Serving:
                     logprobs = part.logprobs[-len(fresh) :]
                     if logprobs:
                         stream.held.tell(first_index, logprobs)
-                    self._table.out.append(Pass(stream.client, first_index, fresh, logprobs))
+                    prompt = None if first_index else part.prompt
+                    if prompt is not None:
+                        stream.held.prompt = prompt
+                    self._table.out.append(Pass(stream.client, first_index, fresh, logprobs, prompt))
             case Fit.DIFFERS:
                 differs = Refused(stream.id, self._table.gateway, part.attempt, differs=stream.held.ids)
                 self._table.out += (Tell(boot, "", differs), Count("differing part"))
@@ -108,7 +111,8 @@ class Serving:
             held, told = stream.held, stream.held.logprobs
             if len(recorded(told)) < len(told):
                 told = ()  # no message holds them all, and the ids decide
-            answer = TakeoverAnswer(stream.id, self._table.gateway, q.attempt, held.ids, None, told)
+            gateway = self._table.gateway
+            answer = TakeoverAnswer(stream.id, gateway, q.attempt, held.ids, None, told, held.prompt)
         self._table.out.append(Tell(q.boot, "", answer))
 
     def finish(self, stream: Stream, boot: BootId, finish: Finish) -> None:
@@ -132,7 +136,8 @@ class Serving:
             if len(ids) > first_index:
                 stream.held.append(ids[first_index:])
                 logprobs = _of_the_rest(terminal, first_index)
-                self._table.out.append(Pass(stream.client, first_index, ids[first_index:], logprobs))
+                prompt = None if first_index else terminal.prompt
+                self._table.out.append(Pass(stream.client, first_index, ids[first_index:], logprobs, prompt))
             self._end(stream, terminal, len(ids))
         elif terminal.reason is not Reason.STOP and stream.held.begins_with(ids):
             self._end(stream, terminal, len(ids))

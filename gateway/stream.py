@@ -13,7 +13,7 @@ from chassis.ids import Attempt, BootId, RequestId
 from chassis.messages.chunk import EMPTY_DIGEST, Finish, Part, extend_digest
 from chassis.messages.ownership import TakeoverQuestion
 from chassis.messages.request import Record, Request
-from chassis.messages.sampling import UNTOLD, TokenLogprobs
+from chassis.messages.sampling import UNTOLD, PromptTold, TokenLogprobs
 
 KEPT_LEN_MAX = 256
 
@@ -44,15 +44,16 @@ class Fit(Enum):
 
 class Held:
     """Output ids in order, and the running digest after each. 12 bytes a token, and its log probabilities
-    where a request asks for them: a new owner is told both.
+    (and its prompt's) where a request asks for them: a new owner is told all.
     """
 
-    __slots__ = ("_digests", "_ids", "_logprobs")
+    __slots__ = ("_digests", "_ids", "_logprobs", "prompt")
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
         self._ids = array("I")
         self._digests = array("Q")
         self._logprobs: list[TokenLogprobs] = []  # of the first ids, or none
+        self.prompt: PromptTold | None = None
         self.append(ids)
 
     def __len__(self) -> int:

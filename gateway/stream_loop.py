@@ -150,9 +150,9 @@ class StreamLoop:
     def _perform(self, group: asyncio.TaskGroup, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Pass(number, first_index, ids, logprobs):
+                case Pass(number, first_index, ids, logprobs, prompt):
                     if (client := self.clients.get(number)) is not None:
-                        client.pass_on(first_index, ids, logprobs)
+                        client.pass_on(first_index, ids, logprobs, prompt)
                 case Tell():
                     self._calls.tell(effect)
                 case Accept():

@@ -13,6 +13,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from chassis.messages.pipeline import PromptAsk
+
 U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -75,6 +77,7 @@ class StepInputs:
     shaping: "ShapingColumns | None" = None  # None: no row wants more
     sample_slots: I64 | None = None  # [k], where later steps may leave their tokens open
     ahead: "Ahead | None" = None  # None: all ids are known
+    prompt_asks: tuple[PromptAsk, ...] = ()  # checked; only the last stage answers them
     compiled: Structure | None = None  # the same as compiled code takes it (`native.library.Step`), if it is
 
 
@@ -121,13 +124,20 @@ class StepOutput:
     activations: memoryview
     token_ids: U32
     logprobs: "LogprobColumns | None" = None
+    prompts: "LogprobColumns | None" = None  # of all asks, one after another: `places` are among the T
+    nan_rows: tuple[int, ...] = ()  # among the k, ascending: logits were no numbers, ids stand for nothing
+
+    @property
+    def tells(self) -> bool:
+        """Something beside token ids."""
+        return self.logprobs is not None or self.prompts is not None or bool(self.nan_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Of m of the k tokens: natural logarithms of the model's own probabilities, no parameter applied."""
+    """Of m tokens: natural logarithms of the model's own probabilities, no parameter applied."""
 
-    places: I64  # [m]: among the k, ascending
+    places: I64  # [m]: among the k that are sampled, ascending
     logprobs: F32  # [m]
     ranks: I64  # [m]: 1 + the number of ids that are likelier
     top_lens: I64  # [m]

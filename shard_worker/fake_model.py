@@ -10,6 +10,7 @@ The result does not depend on how layers are split over stages. The vocabulary: 
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,14 +33,17 @@ from shard_worker.executor import (
     StepInputs,
     StepOutput,
 )
+from shard_worker.fake_vocabulary import CHOICES, EOS_TOKEN
+from shard_worker.fake_vocabulary import EOS_ID as EOS_ID
+from shard_worker.fake_vocabulary import TOKEN_BYTES as TOKEN_BYTES
+from shard_worker.fake_vocabulary import VOCAB_SIZE as VOCAB_SIZE
+from shard_worker.fake_vocabulary import tokenizer_json as tokenizer_json
 from shard_worker.last_sampled import LastSampled
+from shard_worker.prompt_asks import places_of
 
 NAME = "fake"
-VOCAB_SIZE = 512
-EOS_ID = 256
 NUM_LAYERS = 8
 ACTIVATION_BYTES = 8
-EOS_TOKEN = "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -50,9 +54,6 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MUL_1 = 0xBF58476D1CE4E5B9
 _MUL_2 = 0x94D049BB133111EB
-_CHOICES = 4096  # tokens are drawn from a table of this many entries
-_EOS_CHOICES = 24
-_ANY_CHOICES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,90 +67,7 @@ class FakeConfig:
     step_cost_s: float = 0.0
     token_cost_s: float = 0.0
     poison_id: int | None = None  # a token that makes a run fail
-
-
-# ---- vocabulary ------------------------------------------------------------------------------------
-
-
-def _pairs() -> list[bytes]:
-    """255 byte pairs: letters with a space, whole two-byte code points, and halves of longer ones."""
-    letters = b"abcdefghijklmnopqrstuvwxyz"
-    pairs = [b" " + bytes([c]) for c in letters]
-    pairs += [bytes([c, d]) for c in b"aeiou" for d in b"nrstlmdckp"]
-    pairs += [chr(c).encode() for c in range(0xC0, 0x180)][: 255 - len(pairs) - 24]
-    pairs += [chr(c).encode()[:2] for c in range(0x2000, 0x2400, 0x40)]  # two bytes of three
-    pairs += [chr(c).encode()[2:] for c in range(0x1F600, 0x1F608)]  # the tails of emoji
-    return pairs[: VOCAB_SIZE - EOS_ID - 1]
-
-
-TOKEN_BYTES: tuple[bytes, ...] = (*(bytes([b]) for b in range(256)), b"", *_pairs())
-assert len(TOKEN_BYTES) == VOCAB_SIZE and len(set(TOKEN_BYTES)) == VOCAB_SIZE
-
-
-def _choices() -> NDArray[np.uint32]:
-    """Mostly readable tokens, some of any kind, and now and then the end."""
-    readable = [*range(0x61, 0x7B), 0x20, 0x2C, 0x2E, *range(EOS_ID + 1, VOCAB_SIZE - 24)]
-    table = np.empty(_CHOICES, np.uint32)
-    table[:] = [readable[i % len(readable)] for i in range(_CHOICES)]
-    table[:_ANY_CHOICES] = np.arange(_ANY_CHOICES) % VOCAB_SIZE
-    table[EOS_ID] = 0x20
-    table[-_EOS_CHOICES:] = EOS_ID
-    return table
-
-
-CHOICES = _choices()
-
-
-def _printable(byte: int) -> str:
-    """The character that stands for a byte in byte-level BPE vocabularies (GPT-2's table)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    if byte in plain:
-        return chr(byte)
-    return chr(256 + [b for b in range(256) if b not in plain].index(byte))
-
-
-@cache
-def tokenizer_json() -> bytes:
-    """A byte-level BPE tokenizer of this vocabulary, as the `tokenizers` library reads it."""
-    names = [_printable(b) for b in range(256)]
-    pairs = [(names[t[0]], names[t[1]]) for t in TOKEN_BYTES[EOS_ID + 1 :]]
-    vocab = {name: i for i, name in enumerate(names)}
-    vocab |= {EOS_TOKEN: EOS_ID} | {a + b: EOS_ID + 1 + i for i, (a, b) in enumerate(pairs)}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    special = {
-        "id": EOS_ID,
-        "content": EOS_TOKEN,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [special],
-            "normalizer": None,
-            "pre_tokenizer": byte_level,
-            "post_processor": None,
-            "decoder": byte_level,
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
-                "vocab": vocab,
-                "merges": [f"{a} {b}" for a, b in pairs],
-            },
-        },
-        sort_keys=True,
-    ).encode()
+    nan_id: int | None = None  # a token behind which logits are no numbers
 
 
 def _digest(config: FakeConfig) -> str:
@@ -230,20 +148,35 @@ def oracle(
     """The first `n` output ids (an end of sequence does not stop it), from the plain list of ids.
     `penalised`: the request has a repetition penalty."""
     sums = [0] * num_layers
-    salts = [_layer_salt(layer) for layer in range(num_layers)]
     ids: list[int] = []
-    activation = 0
     for position in range(len(prompt_ids) + n - 1):
         token = prompt_ids[position] if position < len(prompt_ids) else ids[-1]
-        weight = _odd(position)
-        activation = _mix(token + 1)
-        for layer in range(num_layers):
-            sums[layer] = (sums[layer] + activation * weight) & _MASK
-            activation = _mix((activation + sums[layer] + salts[layer]) & _MASK)
+        activation = _through(token, position, sums)
         if position >= len(prompt_ids) - 1:
             seen = _seen(prompt_ids, ids) if penalised else 0
             ids.append(next_token(activation, seed, temperature, len(ids), seen))
     return ids
+
+
+def _through(token: int, position: int, sums: list[int]) -> int:
+    """The last layer's activation of a token; `sums`: what each layer has read so far."""
+    activation = _mix(token + 1)
+    for layer in range(len(sums)):
+        sums[layer] = (sums[layer] + activation * _odd(position)) & _MASK
+        activation = _mix((activation + sums[layer] + _layer_salt(layer)) & _MASK)
+    return activation
+
+
+def prompt_oracle(prompt_ids: Sequence[int], top: int, num_layers: int = NUM_LAYERS) -> list[TokenLogprobs]:
+    """What is told of a prompt's ids after the first: it depends on all before."""
+    sums = [0] * num_layers
+    activations = [_through(token, position, sums) for position, token in enumerate(prompt_ids[:-1])]
+    return [prompt_logprobs_of(x, i, top) for x, i in zip(activations, prompt_ids[1:], strict=True)]
+
+
+def prompt_logprobs_of(activation: int, token_id: int, top: int) -> TokenLogprobs:
+    """Of the id that follows the place with this activation."""
+    return logprobs_of(token_id, top)._replace(logprob=-(_mix(activation ^ token_id) % 4096) / 8)
 
 
 def _mix_columns(x: U64) -> U64:
@@ -279,11 +212,25 @@ def _logprob_columns(token_ids: NDArray[np.uint32], shaping: ShapingColumns) -> 
         return None
     rows, tops = shaping.logprob_rows.tolist(), shaping.top_logprobs.tolist()
     told = [logprobs_of(int(token_ids[row]), top) for row, top in zip(rows, tops, strict=True)]
+    return _columns(shaping.logprob_rows, told)
+
+
+def _prompt_columns(x: U64, inputs: StepInputs, nan_id: int | None) -> LogprobColumns:
+    places, following, tops = places_of(inputs)
+    rows = zip(x[places].tolist(), following.tolist(), tops.tolist(), strict=True)
+    told = [prompt_logprobs_of(*row) for row in rows]
+    nan = inputs.token_ids[places] == nan_id
+    return _columns(
+        places, [e._replace(logprob=math.nan) if n else e for e, n in zip(told, nan, strict=True)]
+    )
+
+
+def _columns(places: I64, told: Sequence[TokenLogprobs]) -> LogprobColumns:
     return LogprobColumns(
-        places=shaping.logprob_rows,
+        places=places,
         logprobs=np.array([entry.logprob for entry in told], np.float32),
         ranks=np.array([entry.rank for entry in told], np.int64),
-        top_lens=shaping.top_logprobs,
+        top_lens=np.array([len(entry.top_ids) for entry in told], np.int64),
         top_ids=np.array([i for entry in told for i in entry.top_ids], np.int64),
         top_logprobs=np.array([x for entry in told for x in entry.top_logprobs], np.float32),
     )
@@ -354,7 +301,9 @@ class FakeExecutor:
         token_ids = _sample_columns(x[last], inputs)
         self._last_sampled.keep(inputs, token_ids)
         told = None if inputs.shaping is None else _logprob_columns(token_ids, inputs.shaping)
-        return StepOutput(memoryview(b""), token_ids, told)
+        prompts = _prompt_columns(x, inputs, config.nan_id) if inputs.prompt_asks else None
+        nan_rows = tuple(np.flatnonzero(inputs.token_ids[last] == config.nan_id).tolist())
+        return StepOutput(memoryview(b""), token_ids, told, prompts, nan_rows)
 
     def _forward(self, inputs: StepInputs, x: U64, spec: StageSpec) -> U64:
         """x: [T]. Writes each layer's words, then reads every row's whole prefix through its table."""

@@ -17,13 +17,14 @@ from functools import partial
 from chassis import log
 from chassis.errors import LinkClosed
 from chassis.ids import Epoch
-from chassis.messages.pipeline import PackedStep, StageTiming, add_timing, build_result
+from chassis.messages.pipeline import PackedStep, PromptAnswer, StageTiming, add_timing, build_result
 from chassis.messages.sampling import TokenLogprobs
 from chassis.ports import Ports
 from chassis.trace import Span, TraceContext, step_key
 from chassis.transport.interface import Frame, Link
 from shard_worker.compute import Compute, Unfinished
-from shard_worker.executor import U32, AheadExecutor, Executor, LogprobColumns, StepInputs, StepOutput
+from shard_worker.executor import U32, AheadExecutor, Executor, StepInputs, StepOutput
+from shard_worker.prompt_asks import answers, entries_of
 
 JOBS_MAX = 64  # more than any link has slots
 _BUFFERS = 3  # one in sending, one queued, one being filled
@@ -50,8 +51,9 @@ class Job:
     received_at: float  # loop time
 
 
-# What a step gives: activations, or token ids and what is told of them. None: its epoch had ended.
-Given = tuple[memoryview, U32, LogprobColumns | None] | None
+Entry = tuple[int, TokenLogprobs]  # by place
+# What a step gives: activations, or token ids and, if there is more to tell, it all. None: its epoch ended.
+Given = tuple[memoryview, U32, StepOutput | None] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +76,7 @@ class _Output:
     job: Job
     payload: memoryview
     token_ids: U32
-    logprobs: LogprobColumns | None
+    told: StepOutput | None
     wait_ns: int
     compute_ns: int
 
@@ -233,7 +235,7 @@ class StepRunner:
             return None
         size = output.activations.nbytes
         if not size:
-            return _NOTHING, output.token_ids, output.logprobs
+            return _NOTHING, output.token_ids, output if output.tells else None
         self._turn = (self._turn + 1) % _BUFFERS
         if len(self._buffers[self._turn]) < size:
             self._buffers[self._turn] = bytearray(size)
@@ -247,9 +249,8 @@ class StepRunner:
             job.place.stage, job.received_ns, output.wait_ns, output.compute_ns, self._send_ns
         )
         if job.place.last:
-            told = () if output.logprobs is None else _entries(output.logprobs)
-            timings = (*step.timings, timing)
-            return build_result(step.epoch, step.number, output.token_ids, timings, told)
+            timings, told = (*step.timings, timing), () if output.told is None else _told(step, output.told)
+            return build_result(step.epoch, step.number, output.token_ids, timings, *told)
         return add_timing(job.frame.header, timing)
 
     def _record(self, output: _Output, send_ns: int) -> None:
@@ -278,20 +279,14 @@ class StepRunner:
         )
 
 
-def _entries(columns: LogprobColumns) -> list[tuple[int, TokenLogprobs]]:
-    ends = columns.top_lens.cumsum()
-    ids, logprobs = columns.top_ids.tolist(), columns.top_logprobs.tolist()
-    return [
-        (place, TokenLogprobs(logprob, rank, tuple(ids[begin:end]), tuple(logprobs[begin:end])))
-        for place, logprob, rank, begin, end in zip(
-            columns.places.tolist(),
-            columns.logprobs.tolist(),
-            columns.ranks.tolist(),
-            (ends - columns.top_lens).tolist(),
-            ends.tolist(),
-            strict=True,
-        )
-    ]
+def _told(step: PackedStep, output: StepOutput) -> tuple[list[Entry], list[PromptAnswer], tuple[int, ...]]:
+    """As results have it: log probabilities by place, prompts, places whose logits were no numbers."""
+    entries, prompts = [], []
+    if (columns := output.logprobs) is not None:
+        entries = list(zip(columns.places.tolist(), entries_of(columns), strict=True))
+    if output.prompts is not None:
+        prompts = answers(step, output.prompts)
+    return entries, prompts, output.nan_rows
 
 
 def _ns(seconds: float) -> int:

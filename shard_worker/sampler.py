@@ -16,10 +16,12 @@
 
 6 to 9 each see what the one before left, as a distribution of its own. Equals stay together, so no step
 depends on the order of a sort. Each row is computed by itself: who shares the batch does not matter. Rows
-that use none of 1 to 4, 8, 9 pass none of their code.
+that use none of 1 to 4, 8, 9 pass none of their code. A row whose largest logit is NaN or infinite has no
+distribution: it is told by place, and its id stands for nothing.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 
 from shard_worker.executor import F32, I64, LogprobColumns, ShapingColumns, StepInputs, StepOutput
 from shard_worker.least_kept import least_of_mass, least_of_top_k
+from shard_worker.prompt_asks import places_of
 from shard_worker.uniforms import uniforms
 
 Ids = NDArray[np.uint32]
@@ -34,6 +37,7 @@ Logits = torch.Tensor | NDArray[np.float32]
 FLOAT_MAX = float(np.finfo(np.float32).max)
 RUN = 64  # tokens whose weights are added before the running sum: it need not go over each
 NO_BYTES = memoryview(b"")
+PIECE_LOGITS = 1 << 21  # of prompts, looked at together: 8 MB, and as much again twice in doubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +59,36 @@ def columns_of(inputs: StepInputs) -> SamplingColumns:
 
 
 @torch.inference_mode()
-def output(logits: Logits, inputs: StepInputs) -> StepOutput:
+def output(logits: Logits, inputs: StepInputs, prompts: LogprobColumns | None = None) -> StepOutput:
     """What the last stage answers. `logits`: [k, vocabulary], scratch from here on (see `sample`)."""
     columns = columns_of(inputs)
     shaping = columns.shaping
     if shaping is None or not len(shaping.logprob_rows):
-        return StepOutput(NO_BYTES, sample(logits, columns))
+        token_ids, nan_rows = drawn(logits, columns)
+        return StepOutput(NO_BYTES, token_ids, None, prompts, nan_rows)
     raw = _tensor(logits)[_index(shaping.logprob_rows)].float()
-    token_ids = sample(logits, columns)
+    token_ids, nan_rows = drawn(logits, columns)
     chosen = token_ids[shaping.logprob_rows].astype(np.int64)
-    return StepOutput(NO_BYTES, token_ids, logprobs(raw, chosen, shaping))
+    return StepOutput(NO_BYTES, token_ids, logprobs(raw, chosen, shaping), prompts, nan_rows)
 
 
 def sample(logits: Logits, columns: SamplingColumns) -> Ids:
+    """`drawn` where all logits are numbers."""
+    return drawn(logits, columns)[0]
+
+
+def drawn(logits: Logits, columns: SamplingColumns) -> tuple[Ids, tuple[int, ...]]:
     """`logits`: [k, vocabulary], any float type, or float32 in numpy (not copied). Rows whose logits the
-    parameters change are changed in place. Returns [k] token ids."""
+    parameters change are changed in place. Returns [k] token ids, and the rows that have no distribution."""
     assert logits.shape[0] == len(columns.temperature)
     drawing = np.flatnonzero(columns.temperature > 0)
     shaping = columns.shaping
     if shaping is not None and len(shaping.rows):
         logits = shape_logits(_tensor(logits).float(), shaping)
-    chosen = _largest(logits)
+    chosen, peaks = _largest(logits)
+    nan_rows = np.flatnonzero(~np.isfinite(peaks))
+    if len(nan_rows):
+        drawing = np.setdiff1d(drawing, nan_rows)
     if len(drawing):
         tensor = _tensor(logits)
         if len(drawing) < len(chosen):
@@ -84,19 +97,23 @@ def sample(logits: Logits, columns: SamplingColumns) -> Ids:
         if shaping is not None:
             keep_shapes(kept, drawing, shaping)
         chosen[drawing] = _draw(kept, uniforms(columns.seeds[drawing], columns.output_index[drawing]))
-    return chosen
+    return chosen, tuple(nan_rows.tolist())
 
 
 def _tensor(logits: Logits) -> torch.Tensor:
     return logits if isinstance(logits, torch.Tensor) else torch.from_numpy(logits)
 
 
-def _largest(logits: Logits) -> Ids:
-    """[k]: the first of equals, in both libraries. On the CPU numpy takes a seventh of torch's time."""
+def _largest(logits: Logits) -> tuple[Ids, F32]:
+    """[k] ids, the first of equals, and their logits: NaN is the largest, in both libraries. On the CPU numpy
+    takes a seventh of torch's time."""
     if isinstance(logits, torch.Tensor) and logits.device.type == "cpu" and logits.dtype == torch.float32:
         logits = logits.numpy()
-    places = logits.argmax(-1) if isinstance(logits, np.ndarray) else logits.argmax(dim=-1).cpu().numpy()
-    return places.astype(np.uint32)
+    if isinstance(logits, np.ndarray):
+        places = logits.argmax(-1)
+        return places.astype(np.uint32), logits[np.arange(len(places)), places]
+    peaks, at = logits.max(dim=-1)
+    return at.cpu().numpy().astype(np.uint32), peaks.float().cpu().numpy()
 
 
 # ---- 2 to 4: changes of logits ----------------------------------------------------------------------
@@ -217,7 +234,7 @@ def draw(kept: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     runs = kept.view(rows, -1, RUN)
     after = runs.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     target = u[:, None] * after[:, -1:]
-    run = torch.searchsorted(after, target, right=True)
+    run = torch.searchsorted(after, target, right=True).clamp(max=after.shape[1] - 1)  # NaN is found nowhere
     before = torch.where(run > 0, after.gather(1, (run - 1).clamp(min=0)), 0)
     inside = runs[torch.arange(rows, device=kept.device), run[:, 0]].cumsum(dim=-1, dtype=torch.float64)
     # The two ways of adding may differ in the last bit: then the run's last token of any weight is meant.
@@ -231,15 +248,36 @@ def draw(kept: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 def logprobs(raw: torch.Tensor, chosen: I64, shaping: ShapingColumns) -> LogprobColumns:
     """`raw`: [m, vocabulary] float32, the model's logits of the rows that ask; `chosen`: their tokens."""
+    return _told(raw, chosen, shaping.logprob_rows, shaping.top_logprobs)
+
+
+@torch.inference_mode()
+def prompt_logprobs(logits_of: Callable[[I64], torch.Tensor], inputs: StepInputs) -> LogprobColumns:
+    """What the step's asks want. `logits_of`: of the last run's tokens at some places; a piece at a time, for
+    those of a whole prompt are hundreds of megabytes."""
+    places, following, tops = places_of(inputs)
+    pieces, begin, piece_len = [], 0, 1
+    while begin < len(places):
+        at = slice(begin, begin + piece_len)
+        raw = logits_of(places[at]).float()
+        pieces.append(_told(raw, following[at], places[at], tops[at]))
+        begin += piece_len
+        piece_len = max(1, PIECE_LOGITS // raw.shape[1])
+    return LogprobColumns(
+        *(np.concatenate([getattr(p, f.name) for p in pieces]) for f in fields(LogprobColumns))
+    )
+
+
+def _told(raw: torch.Tensor, chosen: I64, places: I64, numbers: I64) -> LogprobColumns:
     whole = raw.double().logsumexp(dim=-1)
     picked = raw.gather(1, _index(chosen).to(raw.device)[:, None])
     ranks = (raw > picked).sum(dim=-1) + 1
-    tops = [_top(raw[i], int(n)) for i, n in enumerate(shaping.top_logprobs)]
+    tops = [_top(raw[i], int(n)) for i, n in enumerate(numbers)]
     lens = np.array([len(ids) for ids in tops], np.int64)
     top_ids = torch.cat(tops)
     rows = torch.from_numpy(np.arange(len(tops)).repeat(lens)).to(raw.device)
     return LogprobColumns(
-        places=shaping.logprob_rows,
+        places=places,
         logprobs=(picked[:, 0].double() - whole).float().cpu().numpy(),
         ranks=ranks.cpu().numpy(),
         top_lens=lens,

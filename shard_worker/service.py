@@ -34,6 +34,7 @@ from shard_worker.compute import Compute, InlineCompute
 from shard_worker.config import Config
 from shard_worker.executor import Executor, LoadFailed, StageSpec
 from shard_worker.inputs import MakeTables, TableLimits, Tables, portable_tables
+from shard_worker.prompt_asks import with_asks
 from shard_worker.registration import Registration
 from shard_worker.runner import Job, Place, StepRunner
 from shard_worker.stage import Phase, Stage, StageConfig
@@ -251,6 +252,8 @@ class ShardWorker:
             if effects == [ev.Execute()]:
                 assert self._tables is not None and self._place is not None
                 inputs = self._tables.take(step)
+                if step.prompt_asks:
+                    inputs = with_asks(inputs, step.prompt_asks, self._vocab_size)
                 self._check_payload(self._place, len(inputs.token_ids), frame)
                 self._runner.put(Job(self._place, step, inputs, frame, received_ns, now))
                 return

@@ -296,10 +296,11 @@ class TorchExecutor:
         sent = resident.stage.run(inputs, activations)
         if spec.stage < spec.num_stages - 1:
             return StepOutput(sent, NO_IDS)
+        prompts = sampler.prompt_logprobs(resident.stage.logits, inputs) if inputs.prompt_asks else None
         if not len(inputs.sample_rows):
-            return StepOutput(NO_BYTES, NO_IDS)
+            return StepOutput(NO_BYTES, NO_IDS, prompts=prompts)
         last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
-        output = sampler.output(resident.stage.logits(last), inputs)
+        output = sampler.output(resident.stage.logits(last), inputs, prompts)
         self._last_sampled.keep(inputs, output.token_ids)
         return output
 

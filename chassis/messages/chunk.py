@@ -110,7 +110,7 @@ def _parts(parts: Sequence[Part]) -> pb.Parts:
         told=[i for i, entries in enumerate(logprobs) if entries] if any(logprobs) else None,
         logprobs=build_logprobs(list(chain.from_iterable(logprobs))),
         begun=[i for i, prompt in enumerate(prompts) if prompt] if any(prompts) else None,
-        prompts=[build_prompt_told(prompt) for prompt in prompts if prompt] if any(prompts) else None,
+        prompts=list(map(build_prompt_told, filter(None, prompts))) if any(prompts) else None,
     )
 
 

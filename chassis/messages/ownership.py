@@ -111,8 +111,8 @@ def build_to_batcher(message: ToBatcher) -> bytes:
         case TakeoverAnswer(request_id, gateway, attempt, ids, minimum, logprobs, prompt):
             answer = pb.TakeoverAnswer(request_id=request_id, gateway=gateway, attempt=attempt)
             if ids is not None:
-                told = build_logprobs(logprobs)
-                answer.yes.CopyFrom(pb.Ids(ids=ids, logprobs=told, prompt=build_prompt_told(prompt)))
+                told = build_prompt_told(prompt) if prompt is not None else None
+                answer.yes.CopyFrom(pb.Ids(ids=ids, logprobs=build_logprobs(logprobs), prompt=told))
             else:
                 answer.no_minimum = minimum or 0
             m.takeover.CopyFrom(answer)

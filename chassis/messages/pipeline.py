@@ -62,11 +62,11 @@ class SlotStart:
 
 
 class PromptAsk(NamedTuple):
-    """Of one row: log probabilities of the ids that follow `count` of its tokens."""
+    """Of one row: log probabilities of the ids that follow `num_tokens` of its tokens."""
 
     row: int
     first: int  # the first such token, among the row's
-    count: int
+    num_tokens: int
     next_id: int  # what follows the last of them
     top: int  # how many of the likeliest at each
 
@@ -259,7 +259,7 @@ def read_step(data: bytes) -> PackedStep:
 
 
 def _parse_ask(m: pb.PromptAsk) -> PromptAsk:
-    return PromptAsk(m.row, m.first, m.count, m.next_id, m.top)
+    return PromptAsk(m.row, m.first, m.num_tokens, m.next_id, m.top)
 
 
 def unpacked(step: PackedStep) -> Step:

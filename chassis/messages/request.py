@@ -262,7 +262,7 @@ def build_record(record: Record) -> bytes:
                     model=record.model,
                     stop=record.stop,
                     logprobs=build_logprobs(record.logprobs),
-                    prompt=build_prompt_told(record.prompt),
+                    prompt=build_prompt_told(record.prompt) if record.prompt is not None else None,
                 )
             )
     return m.SerializeToString()

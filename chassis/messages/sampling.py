@@ -178,9 +178,7 @@ def parse_logprobs(m: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
     return tuple(entries)
 
 
-def build_prompt_told(told: PromptTold | None) -> pb.PromptTold | None:
-    if told is None:
-        return None
+def build_prompt_told(told: PromptTold) -> pb.PromptTold:
     return pb.PromptTold(ids=told.ids, logprobs=build_logprobs(told.entries))
 
 

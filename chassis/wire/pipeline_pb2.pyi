@@ -42,18 +42,18 @@ class Step(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., trace_parent: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., starts: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., output_index: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., table_lens: _Optional[bytes] = ..., table: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ..., freed_slots: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., prompt_asks: _Optional[_Iterable[_Union[PromptAsk, _Mapping]]] = ...) -> None: ...
 
 class PromptAsk(_message.Message):
-    __slots__ = ("row", "first", "count", "next_id", "top")
+    __slots__ = ("row", "first", "num_tokens", "next_id", "top")
     ROW_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     row: int
     first: int
-    count: int
+    num_tokens: int
     next_id: int
     top: int
-    def __init__(self, row: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., next_id: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+    def __init__(self, row: _Optional[int] = ..., first: _Optional[int] = ..., num_tokens: _Optional[int] = ..., next_id: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
 
 class SlotStart(_message.Message):
     __slots__ = ("sampling", "seed", "prompt_len", "before", "min_tokens", "stop_ids")

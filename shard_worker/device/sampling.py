@@ -7,6 +7,7 @@ device.
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shard_worker import sampler
 from shard_worker.executor import StepInputs
@@ -21,21 +22,34 @@ def sample(
     uniforms: torch.Tensor,
 ) -> torch.Tensor:
     """`logits`: [k, vocabulary], scratch from here on. The columns are `inputs`' on the device: what the host
-    knows decides which operations are needed at all. Returns [k] int64 on the device."""
+    knows decides which operations are needed at all. Returns [k] int64 on the device: below 0 where
+    logits are no numbers (`ids_of`)."""
     shaping = inputs.shaping
     if shaping is not None and len(shaping.rows):
         logits = sampler.shape_logits(logits.float(), shaping)
-    largest = logits.argmax(dim=-1)
+    peaks, largest = logits.max(dim=-1)
+    none = -1 - largest
+    finite = peaks.isfinite()
     draws = inputs.temperature > 0
     if not draws.any():
-        return largest
+        return torch.where(finite, largest, none)
     limited = bool((draws & (inputs.top_k > 0) & (inputs.top_k < logits.shape[1])).any())
     cut = bool((draws & (inputs.top_p < 1)).any())
     kept = weights(logits, temperature, top_k if limited else None, top_p if cut else None)
     if shaping is not None:
         sampler.keep_shapes(kept, np.arange(len(draws)), shaping)
     drawn = sampler.draw(kept, uniforms)
-    return drawn if draws.all() else torch.where(temperature > 0, drawn, largest)
+    if not draws.all():
+        drawn = torch.where(temperature > 0, drawn, largest)
+    return torch.where(finite, drawn, none)
+
+
+def ids_of(sampled: NDArray[np.int64]) -> tuple[NDArray[np.uint32], tuple[int, ...]]:
+    """Of what `sample` returned, on the host: token ids, and the rows whose ids stand for nothing."""
+    nan_rows = np.flatnonzero(sampled < 0)
+    if len(nan_rows):
+        sampled = np.where(sampled < 0, -1 - sampled, sampled)
+    return sampled.astype(np.uint32), tuple(nan_rows.tolist())
 
 
 def weights(
@@ -64,5 +78,5 @@ def _keep_top_p(x: torch.Tensor, top_p: torch.Tensor) -> None:
     possible = (x >= cutoff).sum(dim=-1, keepdim=True)
     ranked = x.sort(dim=-1, descending=True).values
     mass = ranked.cumsum(dim=-1, dtype=torch.float64)
-    last = torch.minimum((mass < share * total).sum(dim=-1, keepdim=True), possible - 1)
+    last = torch.minimum((mass < share * total).sum(dim=-1, keepdim=True), possible - 1).clamp(min=0)
     x.masked_fill_((x < ranked.gather(1, last)) & (share < 1), 0)

@@ -22,7 +22,7 @@ from shard_worker.attention.pages import StepShape, decode_order, padded, scrap_
 from shard_worker.device.graphs import ROWS, Output, Recorder, Shapes, recorder_for
 from shard_worker.device.layers import DeviceLayers
 from shard_worker.device.packing import Field, Layout, Sizes, layout_of, pack, sizes_of
-from shard_worker.device.sampling import sample
+from shard_worker.device.sampling import ids_of, sample
 from shard_worker.device.staging import DeviceBuffer, Mark, Staging, Turn
 from shard_worker.executor import I64, StepInputs, StepOutput
 from shard_worker.model.stage import NO_BYTES, StageMemory
@@ -30,6 +30,7 @@ from shard_worker.model.stage_weights import StageWeights
 
 MakeAttention = Callable[[AttentionShape, torch.device], tuple[DeviceAttention, str | None]]
 NO_IDS = np.empty(0, np.uint32)
+NO_ROWS = np.empty(0, np.int64)
 TORCH_TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -50,7 +51,10 @@ class InFlight:
         self.out.wait()
         if self.known is not None:
             return self.known
-        return StepOutput(self.activations, NO_IDS if self.ids is None else self.ids.astype(np.uint32))
+        if self.ids is None:
+            return StepOutput(self.activations, NO_IDS)
+        token_ids, nan_rows = ids_of(self.ids)
+        return StepOutput(self.activations, token_ids, nan_rows=nan_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +199,12 @@ class DeviceStage:
             if self.weights.head is None:
                 sent = staging.leave(step.turn, step.hidden)
                 return InFlight(step.turn.out, sent)
+            shaping = inputs.shaping
+            if inputs.prompt_asks or (shaping is not None and len(shaping.logprob_rows)):
+                return self._told(step)
             if not len(inputs.sample_rows):
                 staging.end(step.turn)
                 return InFlight(step.turn.out, NO_BYTES)
-            shaping = inputs.shaping
-            if shaping is not None and len(shaping.logprob_rows):
-                return self._told(step)
             with staging.compute.working():
                 ids = self._sampled(step, self._logits_of(step))
             told = staging.leave_ids(step.turn, ids)
@@ -308,17 +312,28 @@ class DeviceStage:
             _view(packed, fields.uniforms),
         )
 
+    def _logits_at(self, step: _Step) -> Callable[[I64], torch.Tensor]:
+        def logits(places: I64) -> torch.Tensor:
+            at = torch.from_numpy(places).to(self.device)
+            return step.logits[at] if step.logits is not None else self._layers.logits(step.hidden[at])
+
+        return logits
+
     def _told(self, step: _Step) -> InFlight:
         """With log probabilities, which are looked at on the host: such a step is waited for."""
-        shaping = step.inputs.shaping
-        assert shaping is not None
-        staging = self._at.staging
+        shaping, staging, told, prompts = step.inputs.shaping, self._at.staging, None, None
+        token_ids, nan_rows = NO_IDS, ()
         with staging.compute.working():
-            logits = self._logits_of(step)
-            raw = logits[torch.from_numpy(shaping.logprob_rows).to(self.device)]
-            token_ids = self._sampled(step, logits).cpu().numpy().astype(np.uint32)
-            chosen = token_ids[shaping.logprob_rows].astype(np.int64)
-            known = StepOutput(NO_BYTES, token_ids, sampler.logprobs(raw, chosen, shaping))
+            if step.inputs.prompt_asks:
+                prompts = sampler.prompt_logprobs(self._logits_at(step), step.inputs)
+            if len(step.inputs.sample_rows):
+                logits = self._logits_of(step)
+                rows = NO_ROWS if shaping is None else shaping.logprob_rows
+                raw = logits[torch.from_numpy(rows).to(self.device)].float()
+                token_ids, nan_rows = ids_of(self._sampled(step, logits).cpu().numpy())
+                if shaping is not None and len(rows):
+                    told = sampler.logprobs(raw, token_ids[rows].astype(np.int64), shaping)
+            known = StepOutput(NO_BYTES, token_ids, told, prompts, nan_rows)
         staging.end(step.turn)
         return InFlight(step.turn.out, NO_BYTES, known=known)
 

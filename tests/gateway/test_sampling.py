@@ -56,7 +56,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": ("x" * 257,)}, "bad_words[0]: 1 to 256 bytes"),
     ({"bad_words": ("\ud800",)}, "bad_words[0]: not valid Unicode"),
     ({"top_logprobs": 21}, "top_logprobs: 21; 0 to 20"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs: not offered"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs: 21; 0 to 20"),
     ({"n": 0}, "n: 0; 1 to 16"),
     ({"n": 17}, "n: 17; 1 to 16"),
     ({"n": 2, "temperature": 0.0}, "n: 2; 1 with temperature 0"),
