@@ -5,6 +5,7 @@ memory. Nothing quantised twice gets better: what comes in as few bits as are as
 """
 
 import hashlib
+import os
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from shard_worker.executor import LoadFailed
 from shard_worker.model.stage_weights import F32, U8, Linear, StageWeights, StoredMatrix, WeightFormat
+from shard_worker.native.quantize import compiled, quantized_rows
 
 Quantize = Literal["none", "int8", "int4", "keep"]
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
@@ -26,8 +28,24 @@ BITS = {"int8": 8, "int4": 4}
 OUTSIDE_BITS_MIN = 8  # of embedding and head, which every token goes through alone
 INT_FORMATS = {8: WeightFormat.Q8_0, 4: WeightFormat.Q4_1}
 
+_HALF = (np.uint16, np.uint16(0x7C00))
+# The type that its numbers' bits are read as, the exponent in them, and where in a block they lie.
+EXPONENTS: dict[WeightFormat, tuple[type, np.unsignedinteger, tuple[int, ...]]] = {
+    WeightFormat.F32: (np.uint32, np.uint32(0x7F800000), ()),
+    WeightFormat.BF16: (np.uint16, np.uint16(0x7F80), ()),
+    WeightFormat.F16: (*_HALF, ()),
+    WeightFormat.Q8_0: (*_HALF, (0,)),
+    WeightFormat.Q4_0: (*_HALF, (0,)),
+    WeightFormat.Q4_1: (*_HALF, (0, 2)),
+    WeightFormat.Q5_0: (*_HALF, (0,)),
+    WeightFormat.Q4_K: (*_HALF, (0, 2)),
+    WeightFormat.Q6_K: (*_HALF, (208,)),
+}
+CHUNK_NUMBERS = 1 << 16  # looked at together, so that what is made of them stays in the processor's cache
+
 GROUP = 32  # weights that share a scale, in the formats that are made here
 WEIGHT_MAX = 6e4  # scales are float16
+NO_INTEGERS = "weights are not finite, or too large to be quantised"
 CHUNK_GROUPS = 4096  # quantised at a time, so that the work stays in the processor's cache
 Q4_0_STEPS = (-7.0, -7.4, -7.7, -8.0, -8.3, -8.7, 7.4, 8.0)  # where the largest may fall
 Q4_1_STEPS = (13.0, 13.6, 14.2, 14.6, 15.0, 15.4)  # how many of them the range may span
@@ -145,12 +163,38 @@ def convert(matrix: StoredMatrix, format: WeightFormat) -> StoredMatrix:
     """The same matrix in another format; itself where it has that format. Raises LoadFailed."""
     if matrix.format is format:
         return matrix
+    if is_packed(format) and (library := compiled()) is not None:
+        plain = stored(dequantize(matrix), WeightFormat.F32) if is_packed(matrix.format) else matrix
+        width, threads = row_bytes(format, matrix.inputs), len(os.sched_getaffinity(0))
+        try:
+            rows = quantized_rows(library, plain, format, width, threads)
+        except ValueError:
+            raise LoadFailed(NO_INTEGERS) from None
+        if rows is not None:
+            return StoredMatrix(format, rows, matrix.inputs)
     return stored(dequantize(matrix), format)
 
 
 def stored(values: F32, format: WeightFormat) -> StoredMatrix:
     """[outputs, inputs] numbers in a format. Raises LoadFailed when it can't hold them."""
     return StoredMatrix(format, quantize_rows(values, format), values.shape[1])
+
+
+def is_finite(matrix: StoredMatrix) -> bool:
+    """Whether all its numbers are numbers: of packed ones, whether scales and offsets are."""
+    dtype, mask, places = EXPONENTS[matrix.format]
+    block_bytes = GGML_QUANT_SIZES[KIND_OF[matrix.format]][1]
+    if is_packed(matrix.format):
+        blocks = matrix.rows.reshape(-1, block_bytes)
+        fields = [blocks[:, at : at + 2].copy().view(dtype) for at in places]
+    else:
+        fields = [np.require(matrix.rows, requirements="CA").view(dtype)]
+    flat = [field.reshape(-1) for field in fields]
+    return not any(
+        (part[at : at + CHUNK_NUMBERS] & mask == mask).any()
+        for part in flat
+        for at in range(0, len(part), CHUNK_NUMBERS)
+    )
 
 
 # ---- to numbers -------------------------------------------------------------------------------------
@@ -240,8 +284,11 @@ def _grouped(groups: F32, format: WeightFormat) -> U8:
     for start in range(0, len(groups), CHUNK_GROUPS):
         chunk = groups[start : start + CHUNK_GROUPS]
         if not np.abs(chunk).max() <= WEIGHT_MAX:
-            raise LoadFailed("weights are not finite, or too large to be quantised")
-        out[start : start + CHUNK_GROUPS] = make(np.ascontiguousarray(chunk.T)).T
+            raise LoadFailed(NO_INTEGERS)
+        columns = np.ascontiguousarray(chunk.T)
+        if len(chunk) == 1:
+            columns = columns.repeat(2, axis=1)  # a lone column numpy sums up in another order
+        out[start : start + CHUNK_GROUPS] = make(columns).T[: len(chunk)]
     return out
 
 

@@ -33,7 +33,14 @@ from shard_worker.native import library
 from shard_worker.native_stage import NativeStage, unsupported
 from shard_worker.transformers_config import FAMILY
 from shard_worker.transformers_stage import TransformersStage
-from shard_worker.weights import Checkpoint, digest_of, find_model, model_name, open_checkpoint
+from shard_worker.weights import (
+    Checkpoint,
+    FiniteWeights,
+    digest_of,
+    find_model,
+    model_name,
+    open_checkpoint,
+)
 
 ENGINES = ("auto", "native", "torch", "transformers", "device")
 NUM_BLOCKS_MAX = 1 << 24
@@ -211,7 +218,7 @@ class TorchExecutor:
             raise LoadFailed(f"device {self._device}: {how} computes on the processor")
         if by_library:
             return self._transformers_stage(spec)
-        weights = stage_weights(self._checkpoint, spec.first_layer, spec.end_layer)
+        weights = stage_weights(FiniteWeights(self._checkpoint), spec.first_layer, spec.end_layer)
         if self._device.type != "cpu" or self._config.engine == "device":
             return DeviceStage(weights, self._precision.dtype, self._device, quantize=self._config.quantize)
         if (native := self._native_stage(weights)) is not None:

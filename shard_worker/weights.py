@@ -15,6 +15,7 @@ import torch
 
 from chassis.model_repository import ModelRepository, default_folder
 from shard_worker.executor import LoadFailed
+from shard_worker.formats import is_finite
 from shard_worker.gguf_file import GgufCheckpoint
 from shard_worker.hf_dir import PICKLED, HfCheckpoint
 from shard_worker.model.config import ModelConfig
@@ -46,6 +47,22 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A float tensor of exactly this shape. Raises LoadFailed."""
+
+
+class FiniteWeights:
+    """A checkpoint whose matrices are read through before anything is made of them."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self.path, self.config = checkpoint.path, checkpoint.config
+        self.names_under, self.tensor = checkpoint.names_under, checkpoint.tensor
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
+        """Raises LoadFailed: also where a number is infinite, or none."""
+        matrix = self._checkpoint.matrix(name, shape)
+        if not is_finite(matrix):
+            raise LoadFailed(f"{self.path}: {name} holds what is no number")
+        return matrix
 
 
 def find_model(model: str, repository: Path | None = None) -> Path:

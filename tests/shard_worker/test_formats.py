@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from shard_worker.executor import LoadFailed
 from shard_worker.formats import (
+    EXPONENTS,
     KIND_OF,
     bits_per_weight,
     convert,
     dequantize,
+    is_finite,
     is_packed,
     prepared,
     quantize_rows,
@@ -111,6 +113,32 @@ def test_what_no_scale_can_hold_is_refused(format: WeightFormat, value: float) -
     plain[0, 3] = value
     with pytest.raises(LoadFailed, match="not finite, or too large"):
         stored(plain, format)
+
+
+@pytest.mark.parametrize("format", [f for f in WeightFormat if is_packed(f)], ids=lambda f: f.value)
+@pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E01])
+def test_a_scale_that_is_no_number_is_seen(format: WeightFormat, bits: int) -> None:
+    matrix = random_rows(format, 6, 512)
+    assert is_finite(matrix)
+    blocks = matrix.rows.reshape(-1, row_bytes(format, 256 if "k" in format.value else 32))
+    for place in EXPONENTS[format][2]:
+        before = blocks[-1, place : place + 2].copy()
+        blocks[-1, place : place + 2] = np.array([bits], np.uint16).view(np.uint8)
+        assert not is_finite(matrix)
+        blocks[-1, place : place + 2] = before
+    assert is_finite(matrix)
+
+
+@pytest.mark.parametrize(
+    "format", [WeightFormat.F32, WeightFormat.F16, WeightFormat.BF16], ids=lambda f: f.value
+)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_none_is_seen(format: WeightFormat, value: float) -> None:
+    plain = weights((70, 1000))
+    plain[0, 0] = 6e4
+    assert is_finite(stored(plain, format))
+    plain[69, 999] = value
+    assert not is_finite(stored(plain, format))
 
 
 def test_rows_that_fit_no_format_are_refused() -> None:
