@@ -115,7 +115,8 @@ def _read(executor: Any, ids: list[int]) -> tuple[float, list[int]]:
     surprise, choices = 0.0, []
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
-        executor.run(probe_inputs([ProbeRow(chunk, start, blocks)], BLOCK_SIZE_TOKENS), memoryview(b""))
+        inputs = probe_inputs([ProbeRow(chunk, start, blocks)], BLOCK_SIZE_TOKENS)
+        executor.stage.run(inputs, memoryview(b""))  # not the executor, which keeps only what samples
         following = ids[start + 1 : start + 1 + len(chunk)]
         places = np.arange(len(following), dtype=np.int64)
         logits = executor.logits(places).float().numpy()

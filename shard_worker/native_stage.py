@@ -191,7 +191,8 @@ class NativeStage:
         self._sent_bytes = self._sent.data
         self._logits = np.empty((1, self.weights.vocab_size), np.float32)
 
-    def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
+    def run(self, inputs: StepInputs, activations: memoryview, wanted: I64 | None = None) -> memoryview:
+        """`wanted`: tokens whose logits may be asked for, rising; others are spared the last layer's end."""
         assert self._memory is not None, "run before attach"
         num_tokens = len(inputs.token_ids)
         assert 0 < num_tokens <= self._memory.step_tokens_max
@@ -202,6 +203,8 @@ class NativeStage:
             step.activations_in = native.address(np.frombuffer(activations, np.uint8))
         last = self.weights.head is not None
         step.activations_out = None if last else native.address(self._sent)
+        step.wanted = native.address(wanted)
+        step.num_wanted = 0 if wanted is None else len(wanted)
         self._library.shoal_stage_run(self._stage, ctypes.byref(step))
         return NO_BYTES if last else self._sent_bytes[:num_bytes]
 
@@ -221,9 +224,10 @@ class NativeStage:
         if count > len(self._logits):
             self._logits = np.empty((2 * count, self.weights.vocab_size), np.float32)
         places = np.ascontiguousarray(tokens, np.int64)
-        self._library.shoal_stage_logits(
+        failed = self._library.shoal_stage_logits(
             self._stage, native.address(places), count, native.address(self._logits)
         )
+        assert not failed, "logits of a token that was not wanted"
         return torch.from_numpy(self._logits[:count])
 
     def times_ns(self) -> dict[str, int]:

@@ -300,19 +300,25 @@ class TorchExecutor:
         if isinstance(resident.stage, DeviceStage):
             return resident.stage.begin(inputs, activations).result()
         inputs = self._last_sampled.known(inputs)
-        sent = resident.stage.run(inputs, activations)
+        last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
+        if isinstance(resident.stage, NativeStage):
+            sent = resident.stage.run(inputs, activations, None if inputs.prompt_asks else last)
+        else:
+            sent = resident.stage.run(inputs, activations)
         if spec.stage < spec.num_stages - 1:
             return StepOutput(sent, NO_IDS)
         prompts = sampler.prompt_logprobs(resident.stage.logits, inputs) if inputs.prompt_asks else None
         if not len(inputs.sample_rows):
             return StepOutput(NO_BYTES, NO_IDS, prompts=prompts)
-        last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
         output = sampler.output(resident.stage.logits(last), inputs, prompts)
         self._last_sampled.keep(inputs, output.token_ids)
         return output
 
     def logits(self, tokens: I64) -> torch.Tensor:
-        """Of the last run's tokens at these places, on the last stage, for checks: [k, vocab_size]."""
+        """Of the last run's tokens at these places, on the last stage, for checks: [k, vocab_size].
+
+        Only of those that sampled: compiled code spares the others the last layer.
+        """
         assert self._resident is not None, "logits before load"
         return self._resident.stage.logits(tokens)
 

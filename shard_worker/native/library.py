@@ -92,6 +92,8 @@ class Step(Structure):
         ("table_stride", c_int64),
         ("activations_in", c_void_p),
         ("activations_out", c_void_p),
+        ("wanted", c_void_p),
+        ("num_wanted", c_int64),
     ]
 
 
@@ -109,7 +111,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "shoal_stage_block_pad": (c_int64, [c_int64]),
     "shoal_stage_attach": (c_int, [c_void_p, POINTER(Memory)]),
     "shoal_stage_run": (None, [c_void_p, POINTER(Step)]),
-    "shoal_stage_logits": (None, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "shoal_stage_logits": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
     "shoal_stage_times": (None, [c_void_p, c_void_p]),
     "shoal_attention": (
         c_int,
@@ -124,7 +126,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             c_void_p,
         ],
     ),
-    "shoal_vector_functions": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
+    "shoal_vector_functions": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]),
 }
 
 

@@ -2,63 +2,129 @@
 #include "ops.h"
 
 #include <cmath>
+#include <cstring>
 
+#include "linear.h"
 #include "stage.h"
-#include "vec8.h"
+#include "vec16.h"
 
 namespace shoal {
 
-SHOAL_INLINE v8 silu(v8 x) { return x / (set1(1.0f) + exp(-x)); }
+namespace {
 
-void rms_norm(const float *x, const float *weight, float eps, int64_t count, float *y) {
-    v8 squares[4] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
+// f(offset, read, write) for each vector of a row, the last of which may be half of one.
+template <class V, typename F>
+SHOAL_INLINE void each_vector(int64_t count, F f) {
+    auto load = [](auto *p) __attribute__((always_inline)) { return V::load(p); };
+    auto store = [](auto *p, typename V::F x) __attribute__((always_inline)) { V::store(p, x); };
+    auto load_half = [](auto *p) __attribute__((always_inline)) { return V::load_half(p); };
+    auto store_half = [](auto *p, typename V::F x) __attribute__((always_inline)) { V::store_half(p, x); };
     int64_t i = 0;
-    for (; i + 4 * LANES <= count; i += 4 * LANES)
-        for (int c = 0; c < 4; c++) {
-            v8 v = load(x + i + c * LANES);
-            squares[c] = fma(v, v, squares[c]);
+    for (; i + WIDTH <= count; i += WIDTH) f(i, load, store);
+    if (i < count) f(i, load_half, store_half);
+}
+
+template <class V>
+struct OpsOn {
+    typedef typename V::F F;
+
+    SHOAL_INLINE F silu(F x) { return x / (V::set1(1.0f) + V::exp(-x)); }
+
+    static void rms_norm(const float *x, const float *weight, float eps, int64_t count, float *y) {
+        F squares[4] = {V::set1(0.0f), V::set1(0.0f), V::set1(0.0f), V::set1(0.0f)};
+        int64_t i = 0;
+        for (; i + 4 * WIDTH <= count; i += 4 * WIDTH)
+            for (int c = 0; c < 4; c++) {
+                const F v = V::load(x + i + c * WIDTH);
+                squares[c] = V::fma(v, v, squares[c]);
+            }
+        each_vector<V>(count - i, [&](int64_t at, auto load, auto) {
+            const F v = load(x + i + at);
+            squares[0] = V::fma(v, v, squares[0]);
+        });
+        const float mean = V::sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / (float)count;
+        const F scale = V::set1(1.0f / std::sqrt(mean + eps));
+        each_vector<V>(count, [&](int64_t at, auto load, auto store) {
+            store(y + at, load(x + at) * scale * load(weight + at));
+        });
+    }
+
+    static void add_residual(float *hidden, const float *added, int64_t count, bool narrow) {
+        each_vector<V>(count, [&](int64_t i, auto load, auto store) {
+            const F x = load(hidden + i) + load(added + i);
+            store(hidden + i, narrow ? V::round_bf16(x) : x);
+        });
+    }
+
+    static void silu_times(float *gate, const float *up, int64_t count) {
+        each_vector<V>(count, [&](int64_t i, auto load, auto store) {
+            store(gate + i, silu(load(gate + i)) * load(up + i));
+        });
+    }
+
+    static void gelu_times(float *gate, const float *up, int64_t count) {
+        const F root = V::set1(0.7978845608028654f), cubic = V::set1(0.044715f);
+        const F half = V::set1(0.5f), one = V::set1(1.0f);
+        each_vector<V>(count, [&](int64_t i, auto load, auto store) {
+            const F x = load(gate + i);
+            const F inner = root * V::fma(cubic * x * x, x, x);
+            store(gate + i, half * x * (one + V::tanh(inner)) * load(up + i));
+        });
+    }
+
+    static void rotate(float *head, const float *cosines, const float *sines, int64_t half) {
+        float *other = head + half;
+        each_vector<V>(half / 8 * 8, [&](int64_t i, auto load, auto store) {
+            const F a = load(head + i), b = load(other + i), c = load(cosines + i), s = load(sines + i);
+            store(head + i, V::fma(-b, s, a * c));
+            store(other + i, V::fma(a, s, b * c));
+        });
+        for (int64_t i = half / 8 * 8; i < half; i++) {
+            const float a = head[i], b = other[i];
+            head[i] = a * cosines[i] - b * sines[i];
+            other[i] = b * cosines[i] + a * sines[i];
         }
-    for (; i < count; i += LANES) {
-        v8 v = load(x + i);
-        squares[0] = fma(v, v, squares[0]);
     }
-    const float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / (float)count;
-    const v8 scale = set1(1.0f / std::sqrt(mean + eps));
-    for (i = 0; i < count; i += LANES) store(y + i, load(x + i) * scale * load(weight + i));
-}
 
-void add_residual(float *hidden, const float *added, int64_t count, bool narrow) {
-    for (int64_t i = 0; i < count; i += LANES) {
-        v8 x = load(hidden + i) + load(added + i);
-        store(hidden + i, narrow ? round_bf16(x) : x);
+    static void scale_row(float *x, float scale, int64_t count) {
+        each_vector<V>(count, [&](int64_t i, auto load, auto store) { store(x + i, load(x + i) * V::set1(scale)); });
     }
-}
 
-void silu_times(float *gate, const float *up, int64_t count) {
-    for (int64_t i = 0; i < count; i += LANES) store(gate + i, silu(load(gate + i)) * load(up + i));
-}
+    static void cap_row(float *x, float cap, int64_t count) {
+        auto capped = [&](F v) { return V::tanh(v / V::set1(cap)) * V::set1(cap); };
+        each_vector<V>(count / 8 * 8, [&](int64_t i, auto load, auto store) { store(x + i, capped(load(x + i))); });
+        float rest[WIDTH] = {};
+        const int64_t whole = count / 8 * 8;
+        std::memcpy(rest, x + whole, (count - whole) * sizeof(float));
+        V::store(rest, capped(V::load(rest)));
+        std::memcpy(x + whole, rest, (count - whole) * sizeof(float));
+    }
 
-void gelu_times(float *gate, const float *up, int64_t count) {
-    const v8 root = set1(0.7978845608028654f), cubic = set1(0.044715f), half = set1(0.5f), one = set1(1.0f);
-    for (int64_t i = 0; i < count; i += LANES) {
-        v8 x = load(gate + i);
-        v8 inner = root * fma(cubic * x * x, x, x);
-        store(gate + i, half * x * (one + tanh(inner)) * load(up + i));
+    static void widen(const void *narrow, int64_t count, float *wide) {
+        each_vector<V>(count, [&](int64_t i, auto load, auto store) { store(wide + i, load((const bf16 *)narrow + i)); });
     }
-}
 
-void rotate(float *head, const float *cosines, const float *sines, int64_t half) {
-    int64_t i = 0;
-    for (; i + LANES <= half; i += LANES) {
-        v8 a = load(head + i), b = load(head + half + i), c = load(cosines + i), s = load(sines + i);
-        store(head + i, fma(-b, s, a * c));
-        store(head + half + i, fma(a, s, b * c));
+    static void narrow(const float *wide, int64_t count, void *narrow) {
+        each_vector<V>(count, [&](int64_t i, auto load, auto store) { store((bf16 *)narrow + i, load(wide + i)); });
     }
-    for (; i < half; i++) {
-        float a = head[i], b = head[half + i];
-        head[i] = a * cosines[i] - b * sines[i];
-        head[half + i] = b * cosines[i] + a * sines[i];
+
+    static void functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers) {
+        each_vector<V>(count, [&](int64_t i, auto load, auto store) {
+            store(exps + i, V::exp(load(x + i)));
+            store(tanhs + i, V::tanh(load(x + i)));
+            store(silus + i, silu(load(x + i)));
+            store(powers + i, V::exp2(load(x + i)));
+        });
     }
+
+    static constexpr Ops ops = {rms_norm, add_residual, silu_times, gelu_times, rotate,
+                                scale_row, cap_row,     widen,      narrow,     functions};
+};
+
+}  // namespace
+
+const Ops &ops_of(bool one16) {
+    return with_best16(one16, [](auto set) -> const Ops & { return OpsOn<decltype(set)>::ops; });
 }
 
 void angles(int32_t position, const float *frequencies, float scale, int64_t half, float *cosines, float *sines) {
@@ -69,31 +135,10 @@ void angles(int32_t position, const float *frequencies, float scale, int64_t hal
     }
 }
 
-void scale_row(float *x, float scale, int64_t count) {
-    for (int64_t i = 0; i < count; i += LANES) store(x + i, load(x + i) * set1(scale));
-}
-
-void cap_row(float *x, float cap, int64_t count) {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) store(x + i, tanh(load(x + i) / set1(cap)) * set1(cap));
-    for (; i < count; i++) x[i] = (tanh(set1(x[i] / cap)) * set1(cap))[0];
-}
-
-void widen(const void *narrow, int64_t count, float *wide) {
-    for (int64_t i = 0; i < count; i += LANES) store(wide + i, load((const bf16 *)narrow + i));
-}
-
-void narrow(const float *wide, int64_t count, void *narrow) {
-    for (int64_t i = 0; i < count; i += LANES) store((bf16 *)narrow + i, load(wide + i));
-}
+bool uses_one16() { return !std::strcmp(shoal_linear_isa(), "avx512"); }
 
 }  // namespace shoal
 
-void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus) {
-    using namespace shoal;
-    for (int64_t i = 0; i < count; i += LANES) {
-        store(exps + i, exp(load(x + i)));
-        store(tanhs + i, tanh(load(x + i)));
-        store(silus + i, silu(load(x + i)));
-    }
+void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers) {
+    shoal::ops_of(shoal::uses_one16()).functions(x, count, exps, tanhs, silus, powers);
 }

@@ -5,28 +5,38 @@
 
 namespace shoal {
 
-// y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
-void rms_norm(const float *x, const float *weight, float eps, int64_t count, float *y);
+struct Ops {
+    // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
+    void (*rms_norm)(const float *x, const float *weight, float eps, int64_t count, float *y);
 
-// hidden += added; then hidden is rounded to bfloat16 if `narrow`.
-void add_residual(float *hidden, const float *added, int64_t count, bool narrow);
+    // hidden += added; then hidden is rounded to bfloat16 if `narrow`.
+    void (*add_residual)(float *hidden, const float *added, int64_t count, bool narrow);
 
-// gate = silu(gate) * up, and gate = gelu(gate) * up in the tanh approximation.
-void silu_times(float *gate, const float *up, int64_t count);
-void gelu_times(float *gate, const float *up, int64_t count);
+    // gate = silu(gate) * up, and gate = gelu(gate) * up in the tanh approximation.
+    void (*silu_times)(float *gate, const float *up, int64_t count);
+    void (*gelu_times)(float *gate, const float *up, int64_t count);
 
-// Turns pairs (i, i + half) of a head by the angles whose cosines and sines these are.
-void rotate(float *head, const float *cosines, const float *sines, int64_t half);
+    // Turns pairs (i, i + half) of a head by the angles whose cosines and sines these are.
+    void (*rotate)(float *head, const float *cosines, const float *sines, int64_t half);
+
+    void (*scale_row)(float *x, float scale, int64_t count);
+
+    // x = cap * tanh(x / cap); any count.
+    void (*cap_row)(float *x, float cap, int64_t count);
+
+    void (*widen)(const void *narrow, int64_t count, float *wide);
+    void (*narrow)(const float *wide, int64_t count, void *narrow);
+
+    void (*functions)(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers);
+};
+
+// For the vectors to use: vec16.h.
+const Ops &ops_of(bool one16);
 
 // cosines[half], sines[half] of position * frequency, times scale.
 void angles(int32_t position, const float *frequencies, float scale, int64_t half, float *cosines, float *sines);
 
-void scale_row(float *x, float scale, int64_t count);
-
-// x = cap * tanh(x / cap)
-void cap_row(float *x, float cap, int64_t count);
-
-void widen(const void *narrow, int64_t count, float *wide);
-void narrow(const float *wide, int64_t count, void *narrow);
+// Whether the process's runs use AVX-512 (shoal_linear_use_isa) and these sources were compiled with it.
+bool uses_one16();
 
 }  // namespace shoal

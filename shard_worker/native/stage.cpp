@@ -140,7 +140,8 @@ private:
 struct shoal_stage {
     shoal_stage(const shoal_stage_config &config, shoal_pool *pool)
         : c(config), multiply(config.int8 ? shoal_linear_run_int8 : config.narrow ? shoal_linear_run_bf16 : shoal_linear_run),
-          pool(pool), threads(shoal_pool_threads(pool)), barrier(threads), ropes(config.ropes, config.ropes + config.num_ropes) {
+          pool(pool), threads(shoal_pool_threads(pool)), one16(uses_one16()), ops(ops_of(one16)), barrier(threads),
+          ropes(config.ropes, config.ropes + config.num_ropes) {
         for (int64_t i = 0; i < config.num_layers; i++) layers.emplace_back(config.layers[i], threads);
         if (config.head_norm) head = Map(config.head, 4 * threads);
     }
@@ -149,6 +150,8 @@ struct shoal_stage {
     Run multiply;
     shoal_pool *pool;
     int threads;
+    bool one16;
+    const Ops &ops;
     Barrier barrier;
     std::vector<Layer> layers;
     std::vector<shoal_rope> ropes;
@@ -160,12 +163,15 @@ struct shoal_stage {
     std::vector<void *> pages;
     int64_t tokens_max = 0, wide_rows = 0, scratch_bytes = 0;
     Buffer<float> hidden, normed, qkv, mixed, added, gates, turns;
-    Buffer<AttentionUnit> units;
+    Buffer<AttentionUnit> units, last_units;
+    Buffer<int64_t> kept;
     Buffer<char> scratch;
 
     // The step under way.
     const shoal_step *step = nullptr;
-    int64_t num_units = 0;
+    int64_t num_units = 0, num_last_units = 0;
+    int64_t num_kept = 0;  // rows that the last layer ends with: all, or those of the tokens `kept`
+    bool trimmed = false;
     const int64_t *places = nullptr;
     int64_t num_places = 0;
     float *logits = nullptr;
@@ -177,7 +183,9 @@ struct shoal_stage {
     bool by_rows() const { return step->num_tokens >= 2 * BLOCK_ROWS; }
 
     void attach(const shoal_stage_memory &memory);
+    void begin(const shoal_step &next);
     void run(int part);
+    int64_t row_of(int64_t token) const;
     void run_head(int part);
 
 private:
@@ -191,21 +199,35 @@ private:
     }
     void enter(int64_t t);
     void leave(int64_t t);
-    void product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int part, Clock &clock);
-    void gates_of_all(const Layer &layer, int part, Clock &clock);
-    void turn(const Layer &layer, size_t index, int64_t t, int64_t head, int64_t heads);
-    void attend_all(const Layer &layer, size_t index, int part, Clock &clock);
+    template <typename F>
+    void each_row(int64_t count, Clock &clock, F f) {
+        share(count, f);
+        clock.spent(SHOAL_TIME_NORMS);
+        wait(clock);
+    }
+    bool is_last(size_t index) const { return trimmed && index + 1 == layers.size(); }
+    // Attention turns the row it takes, where each row is one token and none is left out.
+    bool turns_apart(size_t index) const { return !decodes_only() || is_last(index); }
+    AttentionCall call(size_t index) {
+        return {shape, *step, pages[index], layers[index].norms.window, qkv, mixed};
+    }
+    void product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int64_t n, int part, Clock &clock);
+    void gates_of_all(const Layer &layer, int64_t n, int part, Clock &clock);
+    void turn(size_t index, int64_t t, int64_t head, int64_t heads);
+    void attend_all(size_t index, int part, Clock &clock);
+    void trim(int part, Clock &clock);
     void after_attention(const Layer &layer, int64_t t, const float *row);
     void after_mlp(size_t index, int64_t t, const float *row);
     void activate(float *row, int64_t first, int64_t end) const;
     void by_outputs(int part, Clock &clock);
+    void outputs_after(size_t index, int64_t n, int part, Clock &clock);
     void rows_before(size_t index, int64_t first, int64_t end, int part, Clock &clock);
     void rows_after(size_t index, int64_t first, int64_t end, int part, Clock &clock);
     void by_blocks(int part, Clock &clock);
 };
 
 void shoal_stage::attach(const shoal_stage_memory &memory) {
-    shape = {c.heads, c.kv_heads, c.head_dim, memory.block_size, c.score_scale, c.score_softcap, c.narrow != 0};
+    shape = {c.heads, c.kv_heads, c.head_dim, memory.block_size, c.score_scale, c.score_softcap, c.narrow != 0, one16};
     pages.assign(memory.pages, memory.pages + layers.size());
     tokens_max = memory.step_tokens_max;
     wide_rows = std::max(std::min(tokens_max, 2 * BLOCK_ROWS), threads * BLOCK_ROWS);
@@ -219,6 +241,8 @@ void shoal_stage::attach(const shoal_stage_memory &memory) {
     gates.take(wide_rows * 2 * c.inner);
     turns.take(tokens_max * (int64_t)ropes.size() * 2 * half_max);
     units.take(tokens_max * c.kv_heads);
+    if (c.head_norm) last_units.take(tokens_max * c.kv_heads);
+    if (c.head_norm) kept.take(tokens_max);
     size_t bytes = attention_scratch_bytes(shape);
     for (const Layer &layer : layers)
         for (const Map *map : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
@@ -234,9 +258,9 @@ void shoal_stage::enter(int64_t t) {
     float *row = hidden + t * c.hidden;
     if (c.embedding) {
         shoal_linear_dequantize_row(c.embedding, step->token_ids[t], row);
-        if (c.embedding_scale != 1.0f) scale_row(row, c.embedding_scale, c.hidden);
+        if (c.embedding_scale != 1.0f) ops.scale_row(row, c.embedding_scale, c.hidden);
     } else if (c.narrow) {
-        widen((const uint16_t *)step->activations_in + t * c.hidden, c.hidden, row);
+        ops.widen((const uint16_t *)step->activations_in + t * c.hidden, c.hidden, row);
     } else {
         const float *from = (const float *)step->activations_in + t * c.hidden;
         std::copy(from, from + c.hidden, row);
@@ -248,89 +272,104 @@ void shoal_stage::enter(int64_t t) {
         angles(step->positions[t], rope.frequencies, rope.scale, half, cosines, cosines + half);
         at += tokens_max * 2 * half;
     }
-    if (!layers.empty()) rms_norm(row, layers[0].norms.attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+    if (!layers.empty()) ops.rms_norm(row, layers[0].norms.attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
 }
 
 void shoal_stage::leave(int64_t t) {
     if (!step->activations_out) return;
     const float *row = hidden + t * c.hidden;
     if (c.narrow)
-        narrow(row, c.hidden, (uint16_t *)step->activations_out + t * c.hidden);
+        ops.narrow(row, c.hidden, (uint16_t *)step->activations_out + t * c.hidden);
     else
         std::copy(row, row + c.hidden, (float *)step->activations_out + t * c.hidden);
 }
 
 // Under KV heads [head, head + heads): queries and keys are normed and rotated, keys and values go to their slots.
-void shoal_stage::turn(const Layer &layer, size_t index, int64_t t, int64_t head, int64_t heads) {
+void shoal_stage::turn(size_t index, int64_t t, int64_t head, int64_t heads) {
+    const shoal_layer &layer = layers[index].norms;
     float *row = qkv + t * qkv_width();
     const float *at = turns;
-    for (int64_t i = 0; i < layer.norms.rope; i++) at += tokens_max * ropes[i].rotary_dim;
-    const int64_t half = ropes[layer.norms.rope].rotary_dim / 2, group = shape.group();
+    for (int64_t i = 0; i < layer.rope; i++) at += tokens_max * ropes[i].rotary_dim;
+    const int64_t half = ropes[layer.rope].rotary_dim / 2, group = shape.group();
     const float *cosines = at + t * 2 * half;
     auto turned = [&](float *x, const float *norm) {
-        if (norm) rms_norm(x, norm, c.rms_eps, c.head_dim, x);
-        rotate(x, cosines, cosines + half, half);
+        if (norm) ops.rms_norm(x, norm, c.rms_eps, c.head_dim, x);
+        ops.rotate(x, cosines, cosines + half, half);
     };
-    for (int64_t h = head * group; h < (head + heads) * group; h++) turned(row + h * c.head_dim, layer.norms.q_norm);
-    for (int64_t h = head; h < head + heads; h++) turned(row + (c.heads + h) * c.head_dim, layer.norms.k_norm);
-    write_kv(shape, *step, pages[index], qkv, t, head, heads);
+    for (int64_t h = head * group; h < (head + heads) * group; h++) turned(row + h * c.head_dim, layer.q_norm);
+    for (int64_t h = head; h < head + heads; h++) turned(row + (c.heads + h) * c.head_dim, layer.k_norm);
+    write_kv(call(index), t, head, heads);
 }
 
 void shoal_stage::after_attention(const Layer &layer, int64_t t, const float *row) {
     float *to = hidden + t * c.hidden;
     if (layer.norms.post_attention_norm) {
-        rms_norm(row, layer.norms.post_attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+        ops.rms_norm(row, layer.norms.post_attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
         row = normed + t * c.hidden;
     }
-    add_residual(to, row, c.hidden, false);
-    rms_norm(to, layer.norms.mlp_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+    ops.add_residual(to, row, c.hidden, false);
+    ops.rms_norm(to, layer.norms.mlp_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
 }
 
 void shoal_stage::after_mlp(size_t index, int64_t t, const float *row) {
     float *to = hidden + t * c.hidden;
     const Layer &layer = layers[index];
     if (layer.norms.post_mlp_norm) {
-        rms_norm(row, layer.norms.post_mlp_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+        ops.rms_norm(row, layer.norms.post_mlp_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
         row = normed + t * c.hidden;
     }
-    add_residual(to, row, c.hidden, c.narrow != 0);
+    ops.add_residual(to, row, c.hidden, c.narrow != 0);
     if (index + 1 < layers.size())
-        rms_norm(to, layers[index + 1].norms.attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
+        ops.rms_norm(to, layers[index + 1].norms.attention_norm, c.rms_eps, c.hidden, normed + t * c.hidden);
 }
 
 void shoal_stage::activate(float *row, int64_t first, int64_t end) const {
-    (c.activation == SHOAL_SILU ? silu_times : gelu_times)(row + first, row + c.inner + first, end - first);
+    (c.activation == SHOAL_SILU ? ops.silu_times : ops.gelu_times)(row + first, row + c.inner + first, end - first);
 }
 
-void shoal_stage::attend_all(const Layer &layer, size_t index, int part, Clock &clock) {
+void shoal_stage::attend_all(size_t index, int part, Clock &clock) {
+    const AttentionCall call = this->call(index);
+    const AttentionUnit *first = is_last(index) ? last_units : units;
+    const int64_t count = is_last(index) ? num_last_units : num_units;
     // The last of a chunk see most: they begin first.
-    share(num_units, [&](int64_t i) {
-        const AttentionUnit *unit = units + (num_units - 1 - i);
-        if (i + threads < num_units) prefetch(shape, *step, pages[index], layer.norms.window, unit[-threads]);
-        if (decodes_only()) turn(layer, index, unit->first, unit->head, unit->heads);
-        attend(shape, *step, pages[index], layer.norms.window, *unit, qkv, mixed, scratch_of(part));
+    share(count, [&](int64_t i) {
+        const AttentionUnit &unit = first[count - 1 - i];
+        if (!turns_apart(index)) turn(index, unit.first, unit.head, unit.heads);
+        attend(call, unit, i + threads < count ? &unit - threads : nullptr, scratch_of(part));
     });
     clock.spent(SHOAL_TIME_ATTENTION);
     wait(clock);
 }
 
+// Of the last layer's rows only those go on whose logits are wanted.
+void shoal_stage::trim(int part, Clock &clock) {
+    if (part == 0)
+        for (int64_t i = 0; i < num_kept; i++) {
+            const int64_t t = kept[i];
+            if (t == i) continue;
+            std::copy(hidden + t * c.hidden, hidden + (t + 1) * c.hidden, hidden + i * c.hidden);
+            std::copy(mixed + t * mixed_width(), mixed + (t + 1) * mixed_width(), mixed + i * mixed_width());
+        }
+    clock.spent(SHOAL_TIME_EDGES);
+    wait(clock);
+}
+
 // ---- few tokens: products by outputs -------------------------------------------------------------------------------
 
-void shoal_stage::product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int part, Clock &clock) {
-    const std::vector<Piece> &pieces = map.pieces(step->num_tokens);
-    share(pieces.size(), [&](int64_t i) {
-        map.run(pieces[i], multiply, x, ldx, step->num_tokens, y, ldy, scratch_of(part));
-    });
+void shoal_stage::product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int64_t n, int part,
+                          Clock &clock) {
+    const std::vector<Piece> &pieces = map.pieces(n);
+    share(pieces.size(), [&](int64_t i) { map.run(pieces[i], multiply, x, ldx, n, y, ldy, scratch_of(part)); });
     clock.spent(SHOAL_TIME_PRODUCTS);
     wait(clock);
 }
 
 // Gate and up, and the one's activation times the other: at once, where they are matrices of their own.
-void shoal_stage::gates_of_all(const Layer &layer, int part, Clock &clock) {
-    const int64_t n = step->num_tokens, ld = 2 * c.inner;
+void shoal_stage::gates_of_all(const Layer &layer, int64_t n, int part, Clock &clock) {
+    const int64_t ld = 2 * c.inner;
     const Map &map = layer.gate_up;
     if (!map.pairs(c.inner)) {
-        product(map, normed, c.hidden, gates, ld, part, clock);
+        product(map, normed, c.hidden, gates, ld, n, part, clock);
         share(n, [&](int64_t t) { activate(gates + t * ld, 0, c.inner); });
     } else {
         const std::vector<Piece> &pieces = map.pieces(n);
@@ -339,31 +378,32 @@ void shoal_stage::gates_of_all(const Layer &layer, int part, Clock &clock) {
             const Piece &gate = pieces[i];
             for (const Piece *piece : {&gate, &pieces[pairs + i]})
                 map.run(*piece, multiply, normed, c.hidden, n, gates, ld, scratch_of(part));
+            clock.spent(SHOAL_TIME_PRODUCTS);
             for (int64_t t = 0; t < n; t++) activate(gates + t * ld, gate.first, gate.end);
+            clock.spent(SHOAL_TIME_NORMS);
         });
-        clock.spent(SHOAL_TIME_PRODUCTS);
     }
     clock.spent(SHOAL_TIME_NORMS);
     wait(clock);
 }
 
+void shoal_stage::outputs_after(size_t index, int64_t n, int part, Clock &clock) {
+    const Layer &layer = layers[index];
+    product(layer.out, mixed, mixed_width(), added, c.hidden, n, part, clock);
+    each_row(n, clock, [&](int64_t t) { after_attention(layer, t, added + t * c.hidden); });
+    gates_of_all(layer, n, part, clock);
+    product(layer.down, gates, 2 * c.inner, added, c.hidden, n, part, clock);
+    each_row(n, clock, [&](int64_t t) { after_mlp(index, t, added + t * c.hidden); });
+}
+
 void shoal_stage::by_outputs(int part, Clock &clock) {
-    const int64_t n = step->num_tokens;
-    auto each_row = [&](auto f) {
-        share(n, f);
-        clock.spent(SHOAL_TIME_NORMS);
-        wait(clock);
-    };
     for (size_t i = 0; i < layers.size(); i++) {
-        const Layer &layer = layers[i];
-        product(layer.qkv, normed, c.hidden, qkv, qkv_width(), part, clock);
-        if (!decodes_only()) each_row([&](int64_t t) { turn(layer, i, t, 0, c.kv_heads); });
-        attend_all(layer, i, part, clock);
-        product(layer.out, mixed, mixed_width(), added, c.hidden, part, clock);
-        each_row([&](int64_t t) { after_attention(layer, t, added + t * c.hidden); });
-        gates_of_all(layer, part, clock);
-        product(layer.down, gates, 2 * c.inner, added, c.hidden, part, clock);
-        each_row([&](int64_t t) { after_mlp(i, t, added + t * c.hidden); });
+        product(layers[i].qkv, normed, c.hidden, qkv, qkv_width(), step->num_tokens, part, clock);
+        if (turns_apart(i)) each_row(step->num_tokens, clock, [&](int64_t t) { turn(i, t, 0, c.kv_heads); });
+        if (is_last(i) && !num_kept) return;
+        attend_all(i, part, clock);
+        if (is_last(i)) trim(part, clock);
+        outputs_after(i, is_last(i) ? num_kept : step->num_tokens, part, clock);
     }
 }
 
@@ -374,8 +414,8 @@ void shoal_stage::rows_before(size_t index, int64_t first, int64_t end, int part
     layer.qkv.run_all(multiply, normed + first * c.hidden, c.hidden, end - first, qkv + first * qkv_width(), qkv_width(),
                       scratch_of(part));
     clock.spent(SHOAL_TIME_PRODUCTS);
-    if (decodes_only()) return;  // the attention does it
-    for (int64_t t = first; t < end; t++) turn(layer, index, t, 0, c.kv_heads);
+    if (!turns_apart(index)) return;
+    for (int64_t t = first; t < end; t++) turn(index, t, 0, c.kv_heads);
     clock.spent(SHOAL_TIME_NORMS);
 }
 
@@ -399,19 +439,54 @@ void shoal_stage::rows_after(size_t index, int64_t first, int64_t end, int part,
 }
 
 void shoal_stage::by_blocks(int part, Clock &clock) {
-    const int64_t n = step->num_tokens, blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int64_t n = step->num_tokens;
     for (size_t i = 0; i <= layers.size(); i++) {
+        const int64_t blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
         share(blocks, [&](int64_t b) {
             const int64_t first = b * n / blocks, end = (b + 1) * n / blocks;
             if (i > 0) rows_after(i - 1, first, end, part, clock);
             if (i < layers.size()) rows_before(i, first, end, part, clock);
         });
         wait(clock);
-        if (i < layers.size()) attend_all(layers[i], i, part, clock);
+        if (i == layers.size() || (is_last(i) && !num_kept)) return;
+        attend_all(i, part, clock);
+        if (!is_last(i)) continue;
+        trim(part, clock);
+        n = num_kept;
+        if (n < 2 * BLOCK_ROWS) return outputs_after(i, n, part, clock);
     }
 }
 
 // ---- a step --------------------------------------------------------------------------------------------------------
+
+void shoal_stage::begin(const shoal_step &next) {
+    step = &next;
+    const bool together = step->num_rows >= 4 * threads;
+    num_units = num_last_units = 0;
+    for (int64_t row = 0; row < step->num_rows; row++)
+        num_units += cut_units(shape, (int32_t)row, step->row_offsets[row], step->row_offsets[row + 1], together,
+                               units + num_units);
+    trimmed = c.head_norm && step->wanted && step->num_wanted < step->num_tokens;
+    num_kept = trimmed ? step->num_wanted : step->num_tokens;
+    if (!trimmed) return;
+    std::copy(step->wanted, step->wanted + num_kept, (int64_t *)kept);
+    int64_t row = 0;
+    for (int64_t i = 0; i < num_kept;) {  // tokens in line are units together
+        while (step->row_offsets[row + 1] <= kept[i]) row++;
+        int64_t end = i + 1;
+        while (end < num_kept && kept[end] == kept[end - 1] + 1 && kept[end] < step->row_offsets[row + 1]) end++;
+        num_last_units += cut_units(shape, (int32_t)row, (int32_t)kept[i], (int32_t)kept[end - 1] + 1, together,
+                                    last_units + num_last_units);
+        i = end;
+    }
+}
+
+// Where the last run left a token's row; -1: nowhere.
+int64_t shoal_stage::row_of(int64_t token) const {
+    if (!trimmed) return token;
+    const int64_t *end = kept + num_kept, *at = std::lower_bound((const int64_t *)kept, end, token);
+    return at < end && *at == token ? at - kept : -1;
+}
 
 void shoal_stage::run(int part) {
     Clock clock(part == 0 ? times : nullptr);
@@ -422,6 +497,7 @@ void shoal_stage::run(int part) {
         by_blocks(part, clock);
     else
         by_outputs(part, clock);
+    if (!step->activations_out) return;
     share(step->num_tokens, [&](int64_t t) { leave(t); });
     clock.spent(SHOAL_TIME_EDGES);
     wait(clock);
@@ -430,7 +506,7 @@ void shoal_stage::run(int part) {
 void shoal_stage::run_head(int part) {
     Clock clock(part == 0 ? times : nullptr);
     share(num_places, [&](int64_t i) {
-        rms_norm(hidden + places[i] * c.hidden, c.head_norm, c.rms_eps, c.hidden, normed + i * c.hidden);
+        ops.rms_norm(hidden + row_of(places[i]) * c.hidden, c.head_norm, c.rms_eps, c.hidden, normed + i * c.hidden);
     });
     barrier.wait();
     const std::vector<Piece> &pieces = head.pieces(num_places);
@@ -438,7 +514,8 @@ void shoal_stage::run_head(int part) {
         head.run(pieces[i], multiply, normed, c.hidden, num_places, logits, c.vocab, scratch_of(part));
     });
     barrier.wait();
-    if (c.logit_softcap != 0.0f) share(num_places, [&](int64_t i) { cap_row(logits + i * c.vocab, c.logit_softcap, c.vocab); });
+    if (c.logit_softcap != 0.0f)
+        share(num_places, [&](int64_t i) { ops.cap_row(logits + i * c.vocab, c.logit_softcap, c.vocab); });
     barrier.wait();
     clock.spent(SHOAL_TIME_HEAD);
 }
@@ -456,7 +533,7 @@ shoal_stage *shoal_stage_create(const shoal_stage_config *config, shoal_pool *po
 
 void shoal_stage_destroy(shoal_stage *stage) { delete stage; }
 
-int64_t shoal_stage_block_pad(int64_t block_size) { return (block_size + 7) / 8 * 8; }
+int64_t shoal_stage_block_pad(int64_t block_size) { return (block_size + 15) / 16 * 16; }
 
 int shoal_stage_attach(shoal_stage *stage, const shoal_stage_memory *memory) {
     try {
@@ -468,15 +545,18 @@ int shoal_stage_attach(shoal_stage *stage, const shoal_stage_memory *memory) {
 }
 
 void shoal_stage_run(shoal_stage *stage, const shoal_step *step) {
-    stage->step = step;
-    stage->num_units = cut_units(stage->shape, *step, stage->threads, stage->units);
+    stage->begin(*step);
     shoal_pool_run(stage->pool, [](void *arg, int part, int) { ((shoal_stage *)arg)->run(part); }, stage);
     stage->step = nullptr;
 }
 
-void shoal_stage_logits(shoal_stage *stage, const int64_t *places, int64_t count, float *logits) {
+int shoal_stage_logits(shoal_stage *stage, const int64_t *places, int64_t count, float *logits) {
+    for (int64_t i = 0; i < count; i++)
+        if (stage->row_of(places[i]) < 0) return -1;
+    if (!count) return 0;
     stage->places = places, stage->num_places = count, stage->logits = logits;
     shoal_pool_run(stage->pool, [](void *arg, int part, int) { ((shoal_stage *)arg)->run_head(part); }, stage);
+    return 0;
 }
 
 void shoal_stage_times(const shoal_stage *stage, int64_t *ns) {
@@ -486,30 +566,29 @@ void shoal_stage_times(const shoal_stage *stage, int64_t *ns) {
 int shoal_attention(shoal_pool *pool, const shoal_step *step, void *pages, const shoal_stage_config *config,
                     int64_t block_size, int64_t window, const float *qkv, float *out) {
     if (config->head_dim % 8) return -1;
-    struct Call {
-        AttentionShape shape;
-        const shoal_step *step;
-        void *pages;
-        int64_t window;
-        const float *qkv;
-        float *out;
+    const AttentionShape shape{config->heads,         config->kv_heads,    config->head_dim,    block_size,
+                               config->score_scale,   config->score_softcap, config->narrow != 0, uses_one16()};
+    struct Work {
+        AttentionCall call;
         std::vector<AttentionUnit> units;
         std::vector<char> scratch;
-    } call{{config->heads, config->kv_heads, config->head_dim, block_size, config->score_scale, config->score_softcap,
-            config->narrow != 0},
-           step, pages, window, qkv, out, std::vector<AttentionUnit>(step->num_tokens * config->kv_heads), {}};
+    } work{{shape, *step, pages, window, qkv, out}, std::vector<AttentionUnit>(step->num_tokens * shape.kv_heads), {}};
     const int threads = shoal_pool_threads(pool);
-    call.units.resize(cut_units(call.shape, *step, threads, call.units.data()));
-    call.scratch.resize(attention_scratch_bytes(call.shape) * threads);
-    for (int64_t t = 0; t < step->num_tokens; t++) write_kv(call.shape, *step, pages, qkv, t, 0, config->kv_heads);
+    int64_t count = 0;
+    for (int64_t row = 0; row < step->num_rows; row++)
+        count += cut_units(shape, (int32_t)row, step->row_offsets[row], step->row_offsets[row + 1],
+                           step->num_rows >= 4 * threads, work.units.data() + count);
+    work.units.resize(count);
+    work.scratch.resize(attention_scratch_bytes(shape) * threads);
+    for (int64_t t = 0; t < step->num_tokens; t++) write_kv(work.call, t, 0, shape.kv_heads);
     shoal_pool_run(
         pool,
         [](void *arg, int part, int parts) {
-            Call &k = *(Call *)arg;
-            for (size_t i = part; i < k.units.size(); i += parts)
-                attend(k.shape, *k.step, k.pages, k.window, k.units[i], k.qkv, k.out,
-                       k.scratch.data() + part * (k.scratch.size() / parts));
+            Work &w = *(Work *)arg;
+            for (size_t i = part; i < w.units.size(); i += parts)
+                attend(w.call, w.units[i], i + parts < w.units.size() ? &w.units[i + parts] : nullptr,
+                       w.scratch.data() + part * (w.scratch.size() / parts));
         },
-        &call);
+        &work);
     return 0;
 }

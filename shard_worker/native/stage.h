@@ -55,7 +55,9 @@ typedef struct {
 } shoal_stage_config;
 
 typedef struct {
-    void *const *pages;  // of each layer: [blocks][kv_heads]{keys [head_dim][block_pad], values [block_size][head_dim]}
+    // Of each layer: [blocks][kv_heads]{keys [head_dim][block_pad], values [block_size][head_dim]}. In bfloat16 by pairs:
+    // {keys [head_dim / 2][block_pad][2], values [block_size / 2 rounded up][head_dim][2]}, all zeros at first.
+    void *const *pages;
     int64_t block_size;
     int64_t step_tokens_max;
 } shoal_stage_memory;
@@ -70,6 +72,8 @@ typedef struct {
     int64_t table_stride;
     const void *activations_in;  // [T][hidden] stored type; NULL on the first stage
     void *activations_out;       // the same; NULL on the last
+    const int64_t *wanted;       // on the last stage: tokens whose logits may be asked for, rising; NULL: all
+    int64_t num_wanted;
 } shoal_step;
 
 // What a step's wall time went to, as the calling thread sees it.
@@ -98,8 +102,8 @@ int shoal_stage_attach(shoal_stage *stage, const shoal_stage_memory *memory);
 
 void shoal_stage_run(shoal_stage *stage, const shoal_step *step);
 
-// logits[count][vocab] of the last run's tokens at those places, on the last stage.
-void shoal_stage_logits(shoal_stage *stage, const int64_t *places, int64_t count, float *logits);
+// logits[count][vocab] of the last run's tokens at those places, on the last stage. 0, or -1: one was not wanted.
+int shoal_stage_logits(shoal_stage *stage, const int64_t *places, int64_t count, float *logits);
 
 // ns[SHOAL_TIME_PHASES] since the stage was made.
 void shoal_stage_times(const shoal_stage *stage, int64_t *ns);
@@ -109,8 +113,9 @@ void shoal_stage_times(const shoal_stage *stage, int64_t *ns);
 int shoal_attention(shoal_pool *pool, const shoal_step *step, void *pages, const shoal_stage_config *config,
                     int64_t block_size, int64_t window, const float *qkv, float *out);
 
-// y[i] = e^x[i], tanh(x[i]), x[i] * sigmoid(x[i]) for count a multiple of 8. For tests of their error.
-void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus);
+// e^x[i], tanh(x[i]), x[i] * sigmoid(x[i]), 2^x[i] (that of weights in bfloat16) for count a multiple of 8. For tests of
+// their error.
+void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers);
 
 #ifdef __cplusplus
 }

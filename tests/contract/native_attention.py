@@ -13,10 +13,10 @@ from shard_worker.native import library as native
 
 
 class NativeAttention:
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, isa: bytes | None = None) -> None:
         library = native.native()
         assert library is not None, "no compiled code"
-        self.library, self.pool = library, library.shoal_pool_create(threads)
+        self.library, self.pool, self.isa = library, library.shoal_pool_create(threads), isa
 
     def step(self, inputs: StepInputs, block_size_tokens: int) -> "NativeStep":
         return NativeStep(self, inputs, block_size_tokens)
@@ -43,8 +43,13 @@ class NativeStep:
         heads_of = SimpleNamespace(num_kv_heads=kv_heads, head_dim=head_dim)
         pages = allocate(heads_of, 1, num_blocks, self.block_size, form)[0]
         pages.keys.fill_(torch.nan)  # what pads a block is never used
-        pages.keys[..., : self.block_size] = kv.keys.transpose(2, 3)
-        pages.values.copy_(kv.values)
+        # In words of n: keys [.., dims, positions, n], values [.., positions, dims, n].
+        n, shape = form.per_word, (kv_heads, num_blocks, self.block_size)
+        assert self.block_size % n == 0
+        keys = pages.keys.transpose(2, 3)[:, :, : self.block_size]
+        values = pages.values.transpose(3, 4)
+        keys.copy_(kv.keys.view(*shape, head_dim // n, n))
+        values.copy_(kv.values.view(kv_heads, num_blocks, self.block_size // n, n, head_dim))
         qkv = torch.cat([q, k, v], dim=1).float().contiguous()
         out = torch.empty(num_tokens, heads * head_dim)
         config = native.StageConfig(
@@ -55,6 +60,7 @@ class NativeStep:
             score_softcap=softcap,
             narrow=kv.keys.dtype == torch.bfloat16,
         )
+        assert not self.attention.library.shoal_linear_use_isa(self.attention.isa)
         failed = self.attention.library.shoal_attention(
             self.attention.pool,
             ctypes.byref(self._step()),
@@ -65,9 +71,9 @@ class NativeStep:
             qkv.data_ptr(),
             out.data_ptr(),
         )
-        assert not failed
-        kv.keys.copy_(pages.keys[..., : self.block_size].transpose(2, 3))
-        kv.values.copy_(pages.values)
+        assert not failed and not self.attention.library.shoal_linear_use_isa(None)
+        kv.keys.copy_(keys.reshape(kv.keys.shape))
+        kv.values.copy_(values.reshape(kv.values.shape))
         return out.to(q.dtype)
 
     def _step(self) -> native.Step:

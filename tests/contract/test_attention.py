@@ -28,7 +28,7 @@ IMPLEMENTATIONS: list[Attention] = [
     FlashInferOnStandIn(),
 ]
 if library.native() is not None:
-    IMPLEMENTATIONS.append(NativeAttention(threads=2))
+    IMPLEMENTATIONS += [NativeAttention(threads=2), NativeAttention(threads=2, isa=b"portable")]
 every = pytest.mark.parametrize("attention", IMPLEMENTATIONS, ids=lambda a: type(a).__name__)
 Row = tuple[int, int, list[int]]  # start, tokens, table
 

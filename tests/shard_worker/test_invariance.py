@@ -21,9 +21,21 @@ from shard_worker.native_stage import NativeStage
 from tests.shard_worker import random_stage
 
 BLOCK, NUM_BLOCKS, STEP_TOKENS, LEN = 8, 700, 400, 34
-KINDS = {"float32": ("float32", "none"), "bfloat16": ("bfloat16", "none"), "int4": ("bfloat16", "int4")}
+KINDS = {
+    "float32": ("float32", "none", None),
+    "bfloat16": ("bfloat16", "none", None),
+    "int4": ("bfloat16", "int4", None),
+    "portable bfloat16": ("bfloat16", "none", b"portable"),
+}
 every = pytest.mark.parametrize("kind", KINDS)
 pytestmark = pytest.mark.skipif(library.native() is None, reason="no compiler here")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def isa_again() -> Iterator[None]:
+    yield
+    if (compiled := library.native()) is not None:
+        compiled.shoal_linear_use_isa(None)
 
 
 @dataclass
@@ -41,7 +53,8 @@ class Pipeline:
     def __init__(self, kind: str, ends: tuple[int, ...] = (3,), threads: int = 2) -> None:
         compiled = library.native()
         assert compiled is not None
-        dtype, quantize = KINDS[kind]
+        dtype, quantize, isa = KINDS[kind]
+        assert not compiled.shoal_linear_use_isa(isa)  # until the next pipeline is made
         self.stages = []
         for weights in random_stage.split(random_stage.model(), ends):
             stage = NativeStage(weights, compiled, dtype=dtype, quantize=quantize, threads=threads)

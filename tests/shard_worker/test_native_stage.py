@@ -2,6 +2,7 @@
 
 import resource
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,15 @@ from tests.shard_worker.test_invariance import Tokens, ids, step_inputs
 
 BLOCK, NUM_BLOCKS = 8, 300
 pytestmark = pytest.mark.skipif(library.native() is None, reason="no compiler here")
+
+
+@pytest.fixture(params=["best", "portable"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    compiled = library.native()
+    assert compiled is not None
+    assert not compiled.shoal_linear_use_isa(b"" if request.param == "best" else request.param.encode())
+    yield request.param
+    assert not compiled.shoal_linear_use_isa(None)
 
 
 def native_stage(weights: StageWeights, **settings: object) -> NativeStage:
@@ -59,7 +69,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("ends", [(3,), (1, 3)])
-def test_is_the_torch_stage(variant: str, ends: tuple[int, ...]) -> None:
+def test_is_the_torch_stage(variant: str, ends: tuple[int, ...], isa: str) -> None:
     parts = random_stage.split(VARIANTS[variant], ends)
     exact = Precision(torch.float32, torch.float32)
     expected = logits_of(
@@ -78,14 +88,14 @@ def test_is_the_torch_stage(variant: str, ends: tuple[int, ...]) -> None:
         ({"quantize": "int4"}, 0.25),
     ],
 )
-def test_fewer_bits_are_near(settings: dict[str, object], error: float) -> None:
+def test_fewer_bits_are_near(settings: dict[str, object], error: float, isa: str) -> None:
     weights = random_stage.model()
     exact = logits_of([attached(s := native_stage(weights), weights, s.kv_form)])
     rough = logits_of([attached(s := native_stage(weights, **settings), weights, s.kv_form)])
     assert 0 < float((rough - exact).norm() / exact.norm()) < error
 
 
-def test_vector_functions_are_as_exact_as_they_say() -> None:
+def test_vector_functions_are_as_exact_as_they_say(isa: str) -> None:
     compiled = library.native()
     assert compiled is not None
     x = np.concatenate(
@@ -93,9 +103,9 @@ def test_vector_functions_are_as_exact_as_they_say() -> None:
     ).astype(np.float32)
     x = x[: len(x) // 8 * 8 - 8]
     x = np.concatenate([x, np.array([0.0, -0.0, -np.inf, -88, -1e-30, 1e-30, 9, -9], np.float32)])
-    exps, tanhs, silus = (np.empty_like(x) for _ in range(3))
+    exps, tanhs, silus, powers = (np.empty_like(x) for _ in range(4))
     compiled.shoal_vector_functions(
-        *map(library.address, (x,)), len(x), *map(library.address, (exps, tanhs, silus))
+        *map(library.address, (x,)), len(x), *map(library.address, (exps, tanhs, silus, powers))
     )
     wide = x.astype(np.float64)
     big = wide > -87.33
@@ -107,6 +117,54 @@ def test_vector_functions_are_as_exact_as_they_say() -> None:
     inside = np.isfinite(x) & big
     true = wide[inside] / (1 + np.exp(-wide[inside]))
     assert (np.abs(silus[inside] - true) <= 4 * np.spacing(np.abs(true).astype(np.float32)) + 1e-37).all()
+    true = 2.0 ** wide[wide > -125]
+    assert (np.abs(powers[wide > -125] - true) <= 1e-5 * true).all()
+    assert (powers[x == 0] == 1).all() and (powers[x == -np.inf] == 0).all()
+
+
+STEPS = {  # rows of (tokens before, tokens), and which of the step's tokens are wanted
+    "a decode is not wanted": ([(5, 1), (0, 1), (9, 1)], [0, 2]),
+    "chunks": ([(3, 8), (0, 20), (40, 1)], [7, 27, 28]),
+    "in line": ([(3, 8), (0, 20)], [2, 3, 4, 7, 8, 9]),
+    "nothing": ([(3, 8), (0, 20)], []),
+    "nothing of many": ([(3, 150)], []),
+    "few of many": ([(3, 70), (0, 90), (2, 1)], [0, 69, 70, 159, 160]),
+    "many of many": ([(3, 80), (0, 90)], [*range(5, 80), *range(85, 170)]),
+    "all": ([(3, 4), (0, 5)], list(range(9))),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", STEPS)
+def test_rows_that_are_not_wanted_change_nothing(name: str, dtype: str, isa: str) -> None:
+    """The same bits for those that are, and for all in the next step: keys and values are all there."""
+    shapes, places = STEPS[name]
+    wanted = np.array(places, np.int64)
+    found = []
+    for asked in (None, wanted):
+        stage = native_stage(weights := random_stage.model(), dtype=dtype, threads=2)
+        attached(stage, weights, stage.kv_form)
+        rows = [(Tokens(ids(i, 170), list(range(25 * i, 25 * i + 25))), n) for i, (_, n) in enumerate(shapes)]
+        for (row, _), (before, _) in zip(rows, shapes, strict=True):
+            if before:
+                stage.run(step_inputs([(row, before)]), NO_BYTES)
+                row.computed = before
+        stage.run(step_inputs(rows), NO_BYTES, asked)
+        of_wanted = stage.logits(wanted).clone()
+        for row, count in rows:
+            row.computed += count
+        following = step_inputs([(row, 1) for row, _ in rows])
+        stage.run(following, NO_BYTES)
+        found.append(torch.cat([of_wanted, stage.logits(np.arange(len(rows)))]))
+    assert torch.equal(*(logits.view(torch.int32) for logits in found))
+
+
+def test_logits_of_what_was_not_wanted_are_refused() -> None:
+    stage = native_stage(weights := random_stage.model())
+    attached(stage, weights, stage.kv_form)
+    stage.run(step_inputs([(Tokens(ids(1), [1, 2]), 9)]), NO_BYTES, np.array([3, 8]))
+    with pytest.raises(AssertionError, match="not wanted"):
+        stage.logits(np.array([4]))
 
 
 def test_steps_take_no_memory_after_the_first() -> None:

@@ -66,7 +66,8 @@ def logits(
     """[tokens, vocabulary] of a prompt."""
     made = executor(path, quantize, engine, dtype, int8_activations)
     made.load(StageSpec(0, 1, 0, made.facts.num_layers, 4, 8, 64))
-    made.run(probe_inputs([ProbeRow(IDS, 0, range(5))], 4), NOTHING)
+    assert made.stage is not None
+    made.stage.run(probe_inputs([ProbeRow(IDS, 0, range(5))], 4), NOTHING)
     found: np.ndarray = made.logits(np.arange(len(IDS), dtype=np.int64)).float().numpy().copy()
     return found
 

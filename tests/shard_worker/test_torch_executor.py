@@ -56,7 +56,7 @@ def test_a_context_is_what_was_asked_for(folder: Path, tmp_path: Path) -> None:
     assert short.digest == same.digest != long.digest  # other numbers: of another model
 
 
-@pytest.mark.parametrize(("engine", "key_positions"), [("torch", 4), ("native", 8)])
+@pytest.mark.parametrize(("engine", "key_positions"), [("torch", 4), ("native", 16)])
 def test_kv_memory_decides_the_blocks(folder: Path, engine: str, key_positions: int) -> None:
     """Compiled code keeps keys in whole vectors of 8."""
     if engine == "native" and library.native() is None:
