@@ -31,6 +31,7 @@ struct PortableLanes {
         4;  // fewer kernels to compile: this set is for when there is no better one
     static constexpr int kFewRows = 0;
     static constexpr bool kFloatsInRegisters = false;
+    static constexpr bool kSumsFours = false;
     typedef float F __attribute__((vector_size(32)));
     typedef int32_t I __attribute__((vector_size(32)));
     typedef uint32_t U __attribute__((vector_size(32)));
@@ -139,6 +140,7 @@ struct Avx2Lanes {
     static constexpr int kTileRows = 6;  // 6 x 16 sums, two weights and a broadcast fill sixteen registers
     static constexpr int kFewRows = 2;
     static constexpr bool kFloatsInRegisters = true;
+    static constexpr bool kSumsFours = false;
     using F = __m256;
     using I = __m256i;
     using Pairs = __m256i;  // sixteen 16-bit sums
@@ -244,9 +246,9 @@ struct Avx512Lanes {
     static constexpr int kTileRows = 6;
     static constexpr int kFewRows = 2;
     static constexpr bool kFloatsInRegisters = true;
+    static constexpr bool kSumsFours = true;  // products of four codes are added to a lane at once
     using F = __m512;
     using I = __m512i;
-    using Pairs = __m512i;  // VNNI sums at 32 bits
 
     static SHOAL_INLINE F zero() { return _mm512_setzero_ps(); }
     static SHOAL_INLINE F load(const float *p) { return _mm512_loadu_ps(p); }
@@ -291,22 +293,28 @@ struct Avx512Lanes {
         std::memcpy(&word, x, sizeof word);
         return _mm512_set1_epi32(word);
     }
-    static SHOAL_INLINE I load_words(const int32_t *p) { return words(reinterpret_cast<const uint8_t *>(p)); }
-    static SHOAL_INLINE void store_words(int32_t *p, I v) { _mm512_storeu_si512(p, v); }
-    static SHOAL_INLINE Pairs products(I codes, I x) {
-        return _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, x);
-    }
-    static SHOAL_INLINE Pairs add_pairs(Pairs a, Pairs b) { return _mm512_add_epi32(a, b); }
-    static SHOAL_INLINE I widen(Pairs pairs) { return pairs; }
+    static SHOAL_INLINE I no_words() { return _mm512_setzero_si512(); }
+    static SHOAL_INLINE I broadcast_word(int32_t x) { return _mm512_set1_epi32(x); }
     static SHOAL_INLINE I add_words(I a, I b) { return _mm512_add_epi32(a, b); }
-    static SHOAL_INLINE I biased_products(I codes, I x) {
-        const I bias = products(_mm512_set1_epi8(static_cast<char>(0x80)), x);
-        return _mm512_sub_epi32(products(codes, x), bias);
-    }
+    static SHOAL_INLINE I dot(I sum, I codes, I x) { return _mm512_dpbusd_epi32(sum, codes, x); }
 
-    static SHOAL_INLINE uint32_t largest_magnitude(const float *x) { return Avx2Lanes::largest_magnitude(x); }
+    static SHOAL_INLINE uint32_t largest_magnitude(const float *x) {
+        const I bits = _mm512_set1_epi32(0x7fffffff);
+        const auto magnitudes = [&](int j) { return _mm512_and_si512(_mm512_loadu_si512(x + j), bits); };
+        return static_cast<uint32_t>(
+            _mm512_reduce_max_epi32(_mm512_max_epi32(magnitudes(0), magnitudes(16))));
+    }
     static SHOAL_INLINE void round_block(const float *x, float inverse, int8_t *codes, int32_t *sums) {
-        Avx2Lanes::round_block(x, inverse, codes, sums);
+        const F factor = _mm512_set1_ps(inverse);
+        for (int run = 0; run < 2; ++run) {
+            const I rounded = _mm512_cvtps_epi32(_mm512_mul_ps(load(x + 16 * run), factor));
+            const __m128i bytes = _mm512_cvtepi32_epi8(rounded);
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(codes + 16 * run), bytes);
+            // unsigned sums of eights, of codes that are 128 too large
+            const __m128i eights =
+                _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(0x80))), _mm_setzero_si128());
+            sums[run] = _mm_cvtsi128_si32(eights) + _mm_extract_epi32(eights, 2) - 16 * 128;
+        }
     }
 };
 #endif

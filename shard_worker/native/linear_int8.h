@@ -12,33 +12,52 @@
 
 namespace shoal {
 
-// x in blocks of 32: block by block, so that a kernel finds all rows of a block together.
+// x in tiles of rows, each in blocks of 32, block by block: a kernel finds all rows of a block together.
 struct Activations8 {
+    int64_t blocks;
     int8_t *codes;  // [blocks][rows][32]
     float *scales;  // [blocks][rows]
-    float *sums;  // [blocks][rows][2]: scale times the sum of codes, of each 16; of all 32 in the first if a
-                  // scale spans 32
-    int64_t rows;
+    // [blocks][rows][2], of each 16 codes, or of all 32 in the first if a scale of the weights spans 32: their sum
+    // times the scale, or, in the same place, where an integer sum of products with them starts.
+    float *sums;
+    int32_t *starts;
+
+    // The tile that begins with row `row`.
+    SHOAL_INLINE Activations8 tile(int64_t row) const {
+        const int64_t at = row * blocks;
+        return {blocks, codes + at * kBlock, scales + at, sums + 2 * at, starts + 2 * at};
+    }
 };
 
-template <class V>
-void quantise_block(const float *x, bool per_16, int8_t *codes, float *scale, float *sums) {
+// A set that sums products in their lanes starts sums of unsigned codes at what makes them signed.
+template <class V, class P>
+constexpr bool kStartsSums = V::kSumsFours && P::kCentre != 0;
+
+template <class V, class P>
+SHOAL_INLINE void quantise_block(const float *x, const Activations8 &to, int64_t at) {
     constexpr float kScaleMin =
         0x1p-126f;  // a subnormal one is too coarse to divide by: the block counts as zero
     const uint32_t largest = V::largest_magnitude(x);
     float magnitude;
     std::memcpy(&magnitude, &largest, sizeof magnitude);
     const bool finite = largest < 0x7f800000u;
-    *scale = finite ? magnitude / 127.0f : __builtin_nanf("");
-    const bool worth = finite && *scale >= kScaleMin;
+    const float scale = finite ? magnitude / 127.0f : __builtin_nanf("");
+    int8_t *codes = to.codes + at * kBlock;
     int32_t sum[2] = {0, 0};
-    if (worth) {
-        V::round_block(x, 1.0f / *scale, codes, sum);
+    if (finite && scale >= kScaleMin) {
+        V::round_block(x, 1.0f / scale, codes, sum);
     } else {
         std::memset(codes, 0, kBlock);
     }
-    sums[0] = *scale * static_cast<float>(per_16 ? sum[0] : sum[0] + sum[1]);
-    sums[1] = *scale * static_cast<float>(sum[1]);
+    if constexpr (P::kScaleInputs == kBlock) sum[0] += sum[1];
+    to.scales[at] = scale;
+    for (int i = 0; i < 2; ++i) {
+        if constexpr (kStartsSums<V, P>) {
+            to.starts[2 * at + i] = -P::kCentre * sum[i];
+        } else {
+            to.sums[2 * at + i] = scale * static_cast<float>(sum[i]);
+        }
+    }
 }
 
 // As a tree: a chain would fill the scheduler with what waits.
@@ -126,15 +145,14 @@ SHOAL_INLINE void multiply_half_block(const uint8_t *header, const uint8_t *bloc
 
 constexpr int kRowsInt8 = 32;  // whose sums are under way for one panel
 
-// Adds the product of one panel and rows [first, first + rows) of x to sums[rows][16].
+// Adds the product of one panel and a tile of x to sums[rows][16].
 template <class V, class P>
-void multiply_int8(const uint8_t *panel, int64_t blocks, const Activations8 &x, int64_t first, int64_t rows,
-                   float *sums) {
+void multiply_int8(const uint8_t *panel, const Activations8 &x, int64_t rows, float *sums) {
     int32_t integers[kRowsInt8 * kPanel];
     Ahead ahead{panel + kBytesAhead, P::kBlockBytes};
-    for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t b = 0; b < x.blocks; ++b) {
         const uint8_t *header = panel + header_at<P>(b), *block = panel + block_at<P>(b);
-        const int64_t at = b * x.rows + first;
+        const int64_t at = b * rows;
         ahead.fetch<1>(0);
         const int8_t *codes = x.codes + at * kBlock;
         const float *row_scale = x.scales + at, *row_sums = x.sums + 2 * at;

@@ -14,6 +14,7 @@
 #include "linear_int8.h"
 #include "linear_matrix.h"
 #include "linear_tile.h"
+#include "linear_vnni.h"
 #include "panels.h"
 
 namespace shoal {
@@ -106,16 +107,23 @@ inline int64_t rows_cached(int64_t inputs) {
     return kRowBlockBytes / (inputs * static_cast<int64_t>(sizeof(float))) / 12 * 12;  // full register tiles
 }
 
-// Calls body(first row, integral_constant<rows>) for register tiles of like height: a low one would wait for
-// its sums.
-template <int kMax, class Body>
-SHOAL_INLINE void each_row_tile(int64_t rows, Body &&body) {
+// Calls body(first row, rows) for tiles of like height: a low one would wait for its sums.
+template <class Body>
+SHOAL_INLINE void each_tile(int64_t rows, int64_t height, Body &&body) {
     int64_t row = 0;
-    for (int64_t tiles = (rows + kMax - 1) / kMax; tiles > 0; --tiles) {
+    for (int64_t tiles = (rows + height - 1) / height; tiles > 0; --tiles) {
         const int64_t count = (rows - row + tiles - 1) / tiles;
-        with_rows<kMax>(count, [&](auto height) { body(row, height); });
+        body(row, count);
         row += count;
     }
+}
+
+// The same for register tiles: body(first row, integral_constant<rows>).
+template <int kMax, class Body>
+SHOAL_INLINE void each_row_tile(int64_t rows, Body &&body) {
+    each_tile(rows, kMax, [&](int64_t row, int64_t count) {
+        with_rows<kMax>(count, [&](auto height) { body(row, height); });
+    });
 }
 
 // Some inputs of some rows of x.
@@ -268,19 +276,20 @@ void run(const Job &job) {
 // Quantised before the sweep over panels: as bytes they stay in the caches.
 constexpr int64_t kRowsAtOnceInt8 = 128;
 
+// Rows of x at the start of scratch, in tiles of at most `height` rows and like heights.
 template <class V, class P>
-Activations8 quantise_rows(const Job &job, int64_t row, int64_t rows) {
+Activations8 quantise_rows(const Job &job, int64_t first, int64_t rows, int64_t height) {
     const int64_t blocks = job.w.inputs / kBlock;
-    auto *scales = reinterpret_cast<float *>(job.scratch);
-    auto *codes = reinterpret_cast<int8_t *>(scales + 3 * blocks * rows);
-    const Activations8 x{codes, scales, scales + blocks * rows, rows};
-    for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t b = 0; b < blocks; ++b) {
-            const int64_t at = b * rows + i;
-            quantise_block<V>(job.x + (row + i) * job.ldx + b * kBlock, P::kScaleInputs == 16,
-                              codes + at * kBlock, x.scales + at, x.sums + 2 * at);
+    auto *scales = reinterpret_cast<float *>(job.scratch), *sums = scales + blocks * rows;
+    auto *codes = reinterpret_cast<int8_t *>(sums + 2 * blocks * rows);
+    const Activations8 x{blocks, codes, scales, sums, reinterpret_cast<int32_t *>(sums)};
+    each_tile(rows, height, [&](int64_t row, int64_t count) {
+        const Activations8 tile = x.tile(row);
+        for (int64_t i = 0; i < count; ++i) {
+            const float *from = job.x + (first + row + i) * job.ldx;
+            for (int64_t b = 0; b < blocks; ++b) quantise_block<V, P>(from + b * kBlock, tile, b * count + i);
         }
-    }
+    });
     return x;
 }
 
@@ -296,19 +305,68 @@ inline void put_rows(const Job &job, int64_t row, int64_t rows, int64_t panel, f
 }
 
 template <class V, class P>
-void run_int8(const Job &job) {
-    const int64_t blocks = job.w.inputs / kBlock;
-    for (int64_t begin = 0; begin < job.m; begin += kRowsAtOnceInt8) {
-        const int64_t end = std::min(job.m, begin + kRowsAtOnceInt8);
-        const Activations8 x = quantise_rows<V, P>(job, begin, end - begin);
+void sweep_panels_int8(const Job &job, const Activations8 &x, int64_t first, int64_t rows) {
+    for (int64_t panel = job.first; panel < job.last; ++panel) {
+        each_tile(rows, kRowsInt8, [&](int64_t row, int64_t count) {
+            float sums[kRowsInt8 * kPanel];
+            std::fill_n(sums, count * kPanel, 0.0f);
+            multiply_int8<V, P>(job.w.panel(panel), x.tile(row), count, sums);
+            put_rows(job, first + row, count, panel, sums);
+        });
+    }
+}
+
+// One tile of rows: panels stream from memory one by one, which is the order they lie in.
+template <class V, class P>
+void stream_panels_vnni(const Job &job, const Activations8 &x) {
+    constexpr int64_t kStreamAhead = 2 * kBytesAhead;  // little work a byte
+    with_rows<kVnniRows>(job.m, [&](auto height) {
+        constexpr int kRows = decltype(height)::value;
         for (int64_t panel = job.first; panel < job.last; ++panel) {
-            for (int64_t row = begin; row < end; row += kRowsInt8) {
-                const int64_t rows = std::min<int64_t>(kRowsInt8, end - row);
-                float sums[kRowsInt8 * kPanel];
-                std::fill_n(sums, rows * kPanel, 0.0f);
-                multiply_int8<V, P>(job.w.panel(panel), blocks, x, row - begin, rows, sums);
-                put_rows(job, row, rows, panel, sums);
-            }
+            const uint8_t *weights = job.w.panel(panel);
+            const Ahead ahead{weights + kStreamAhead, P::kBlockBytes};
+            into<kRows, 1>(job, 0, panel, false, true, [&](Target to) {
+                multiply_vnni<V, P, kRows, 1>(weights, 0, 0, x.blocks, x, to, ahead);
+            });
+        }
+    });
+}
+
+// Of a stretch of blocks the panels stay in the first-level cache while all tiles of rows pass.
+constexpr int64_t kBlocksInt8 = 24;
+
+template <class V, class P>
+void sweep_panels_vnni(const Job &job, const Activations8 &x, int64_t first, int64_t rows) {
+    each_panel_group<kVnniPanels>(job, [&](int64_t panel, auto panels) {
+        constexpr int kPanels = decltype(panels)::value;
+        for (int64_t b = 0; b < x.blocks; b += kBlocksInt8) {
+            const int64_t end = std::min(x.blocks, b + kBlocksInt8);
+            const bool last = end == x.blocks;
+            const uint8_t *weights = job.w.panel(panel);
+            const uint8_t *next = last ? job.w.panel(panel + kPanels) : weights + block_at<P>(end);
+            const int64_t bytes = P::kBlockBytes * (end - b), each = P::kBlockBytes / rows + 1;
+            each_row_tile<kVnniRows>(rows, [&](int64_t row, auto height) {
+                constexpr int kRows = decltype(height)::value;
+                const Ahead ahead{next + bytes * row / rows, each * kRows};
+                into<kRows, kPanels>(job, first + row, panel, b > 0, last, [&](Target to) {
+                    multiply_vnni<V, P, kRows, kPanels>(weights, job.w.panel_bytes, b, end, x.tile(row), to,
+                                                        ahead);
+                });
+            });
+        }
+    });
+}
+
+template <class V, class P>
+void run_int8(const Job &job) {
+    for (int64_t row = 0; row < job.m; row += kRowsAtOnceInt8) {
+        const int64_t rows = std::min(job.m - row, kRowsAtOnceInt8);
+        if constexpr (V::kSumsFours) {
+            const Activations8 x = quantise_rows<V, P>(job, row, rows, kVnniRows);
+            if (job.m <= kVnniRows) return stream_panels_vnni<V, P>(job, x);
+            sweep_panels_vnni<V, P>(job, x, row, rows);
+        } else {
+            sweep_panels_int8<V, P>(job, quantise_rows<V, P>(job, row, rows, kRowsInt8), row, rows);
         }
     }
 }

@@ -184,6 +184,17 @@ def test_bf16_is_multiplied_where_the_processor_does(native: ctypes.CDLL, isa: s
     matrix.close()
 
 
+def test_long_rows_of_8_bits_go_in_stretches_with_the_same_bits(native: ctypes.CDLL, isa: str) -> None:
+    for format, inputs in ((WeightFormat.Q8_0, 1056), (WeightFormat.Q4_1, 1536), (WeightFormat.Q6_K, 1536)):
+        rows, _ = stored(format, 33, inputs)
+        matrix = PackedMatrix(native, format, rows, inputs)
+        x, bias = activations(131, inputs), activations(1, 33, 2)[0]
+        y = matrix.run(x, bias=bias, int8=True, parts=2)
+        for i in (0, 60, 127, 128, 130):
+            assert_same_bits(y[i : i + 1], matrix.run(x[i : i + 1], bias=bias, int8=True))
+        matrix.close()
+
+
 @pytest.mark.parametrize("format", QUANTISED)
 def test_8_bit_activations_round_each_block(native: ctypes.CDLL, isa: str, format: WeightFormat) -> None:
     outputs, inputs = 33, 768
