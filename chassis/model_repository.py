@@ -10,6 +10,8 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from chassis.user_folders import data_folder
+
 MANIFEST = "manifest.json"
 MANIFEST_BYTES_MAX = 1 << 20
 MODELS_MAX = 10_000
@@ -50,8 +52,7 @@ def is_word(text: str) -> bool:
 
 def default_folder() -> Path:
     """In the user's data folder."""
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "shoal" / "models"
+    return data_folder() / "models"
 
 
 def build_manifest(manifest: Manifest) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from chassis.ports import Ports
 from chassis.service import main
+from chassis.user_folders import cache_folder
 from shard_worker.compute import ComputeThread
 from shard_worker.config import Config
 from shard_worker.executor import Executor
@@ -31,7 +32,6 @@ def build_executor(config: Config) -> Executor:
     from shard_worker.device.choice import chosen
     from shard_worker.device.executor import DeviceExecutor
     from shard_worker.torch_executor import EngineConfig, TorchExecutor
-    from shard_worker.weights import user_cache_dir
 
     on_device = config.engine == "device" or chosen(config.device).type != "cpu"
     executor = (DeviceExecutor if on_device else TorchExecutor)(
@@ -53,7 +53,7 @@ def build_executor(config: Config) -> Executor:
         )
     )
     if config.measure_costs:
-        folder = Path(config.digest_cache_dir) if config.digest_cache_dir else user_cache_dir() / "costs"
+        folder = Path(config.digest_cache_dir) if config.digest_cache_dir else cache_folder() / "costs"
         conditions: tuple[object, ...] = (config.dtype, config.threads, config.engine)
         clock = time.process_time
         if executor.device.type != "cpu":  # which works while the processor does nothing

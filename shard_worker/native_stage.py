@@ -191,6 +191,9 @@ class NativeStage:
         self._sent_bytes = self._sent.data
         self._logits = np.empty((1, self.weights.vocab_size), np.float32)
 
+    def release(self) -> None:
+        self._memory = None
+
     def run(self, inputs: StepInputs, activations: memoryview, wanted: I64 | None = None) -> memoryview:
         """`wanted`: tokens whose logits may be asked for, rising; others are spared the last layer's end."""
         assert self._memory is not None, "run before attach"

@@ -172,6 +172,7 @@ class TorchExecutor:
         old, stage = self._resident, None
         if old is not None and (old.first_layer, old.end_layer) == (spec.first_layer, spec.end_layer):
             stage = old.stage
+            stage.release()
         del old
         self._resident = None  # what is replaced goes before the new is taken
         model, num_layers = self._checkpoint.config, spec.end_layer - spec.first_layer

@@ -119,6 +119,9 @@ class TransformersStage:
         self._received = torch.empty(memory.step_tokens_max * row_bytes, dtype=torch.uint8)
         self._sent = torch.empty(memory.step_tokens_max * row_bytes, dtype=torch.uint8)
 
+    def release(self) -> None:
+        self._memory = None
+
     def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
         assert self._memory is not None, "run before attach"
         dtype, compute = self._precision.dtype, self._precision.compute

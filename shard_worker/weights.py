@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from chassis.model_repository import ModelRepository, default_folder
+from chassis.user_folders import cache_folder
 from shard_worker.executor import LoadFailed
 from shard_worker.formats import is_finite
 from shard_worker.gguf_file import GgufCheckpoint
@@ -123,7 +124,7 @@ def digest_of(checkpoint: Checkpoint, cache_dir: Path | None = None) -> str:
         known = "".join(
             f"{p.resolve()}\0{s.st_size}\0{s.st_mtime_ns}\0" for p, s in zip(paths, stats, strict=True)
         )
-        folder = cache_dir or user_cache_dir() / "digests"
+        folder = cache_dir or cache_folder() / "digests"
         note = folder / hashlib.sha256(known.encode("utf-8", "surrogateescape")).hexdigest()
         kept = _read_note(note)
         if kept is not None:
@@ -144,11 +145,6 @@ def _hash_file(path: Path, total: "hashlib._Hash") -> None:
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             total.update(buffer[:size])
-
-
-def user_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shoal"
 
 
 def _read_note(note: Path) -> str | None:

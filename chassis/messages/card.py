@@ -6,13 +6,13 @@ bytes: it never shows.
 """
 
 import hashlib
-import json
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import orjson
 from google.protobuf.message import DecodeError
 
 from chassis.messages import BadMessage
@@ -217,7 +217,7 @@ def token_bytes_of(tokenizer_json: bytes, vocab_size: int) -> TokenBytes:
 
     Byte-level BPE and SentencePiece-like vocabularies; raises ValueError for others.
     """
-    tokenizer = json.loads(tokenizer_json)
+    tokenizer = orjson.loads(tokenizer_json)
     kinds = {d.get("type") for d in _decoders(tokenizer)}
     if "ByteLevel" in kinds:
         convert = byte_level_bytes
@@ -241,7 +241,7 @@ def token_bytes_of(tokenizer_json: bytes, vocab_size: int) -> TokenBytes:
 
 def strips_leading_space(tokenizer_json: bytes) -> bool:
     """Whether a whole output loses the space that the vocabulary puts before its first word."""
-    for decoder in _decoders(json.loads(tokenizer_json)):
+    for decoder in _decoders(orjson.loads(tokenizer_json)):
         if decoder.get("type") == "Strip" and decoder.get("content") == " " and decoder.get("start"):
             return True
         if decoder.get("type") == "Metaspace" and decoder.get("prepend_scheme", "always") != "never":

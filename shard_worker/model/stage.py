@@ -26,6 +26,9 @@ class Stage(Protocol):
     def attach(self, memory: StageMemory) -> None:
         """Buffers for steps of up to `step_tokens_max` are made here, so that a run allocates none."""
 
+    def release(self) -> None:
+        """Lets go of that memory, so that other memory can be taken before it is attached."""
+
     def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
         """One step of at least one token through all layers, writing its keys and values.
 

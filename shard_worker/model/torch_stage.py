@@ -103,6 +103,9 @@ class TorchStage:
         self._received = torch.empty(memory.step_tokens_max * row_bytes, dtype=torch.uint8)
         self._sent = torch.empty(memory.step_tokens_max * row_bytes, dtype=torch.uint8)
 
+    def release(self) -> None:
+        self._memory = None
+
     def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
         assert self._memory is not None, "run before attach"
         with torch.inference_mode():

@@ -2,12 +2,11 @@
 
 The result is kept in the user's cache folder under a digest of all that decides it: sources, flags, and what
 the compiler says of itself and of the processor. Who starts at the same time waits for the one that builds; a
-file appears whole or not at all. Without a compiler, with SHOAL_NATIVE=0, or when a build fails, there is
-none, and torch computes instead.
+file appears whole or not at all, and what a power cut or a bad disk leaves of one is built anew. Without a
+compiler, with SHOAL_NATIVE=0, or when a build fails, there is none, and torch computes instead.
 """
 
 import fcntl
-import functools
 import hashlib
 import os
 import shutil
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from chassis import log
+from chassis.user_folders import cache_folder
 
 SOURCES = Path(__file__).parent
 FLAGS = (
@@ -35,6 +35,7 @@ LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,defs")  # what is missing shows now
 COMPILERS = ("g++", "c++", "clang++")
 COMPILE_TIMEOUT_S = 300
 PROBE_TIMEOUT_S = 20
+SEAL_BYTES = 32
 KEPT_MAX = 8  # builds in the cache folder; the oldest go
 
 
@@ -60,7 +61,7 @@ def library_path(cache_dir: Path | None = None) -> Path | None:
 def is_built(cache_dir: Path | None = None) -> bool:
     """`library_path` would have nothing to compile."""
     try:
-        return enabled() and _target(cache_dir or _user_cache_dir(), find_compiler()).exists()
+        return enabled() and _is_whole(_target(cache_dir or _user_cache_dir(), find_compiler()))
     except BuildFailed:
         return False
 
@@ -88,12 +89,14 @@ def digest_of(compiler: str, sources: Path) -> str:
 def _built(cache_dir: Path) -> Path:
     compiler = find_compiler()
     target = _target(cache_dir, compiler)
-    if target.exists():
+    if _is_whole(target):
         return target
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _turn(cache_dir / "lock"):
-            if not target.exists():
+            if not _is_whole(target):
+                if target.exists():
+                    log.warning("the compiled stage is damaged: it is built anew", library=str(target))
                 _build(compiler, target)
                 _prune(cache_dir, target)
     except OSError as error:
@@ -105,10 +108,27 @@ def _target(cache_dir: Path, compiler: str) -> Path:
     return cache_dir / f"{digest_of(compiler, SOURCES)}.so"
 
 
-@functools.cache
 def _user_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shoal" / "native"
+    return cache_folder() / "native"
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether it ends in the digest of what comes before: a loader that meets holes ends the process."""
+    try:
+        content = target.read_bytes()
+    except OSError:
+        return False
+    whole, seal = content[:-SEAL_BYTES], content[-SEAL_BYTES:]
+    return hashlib.sha256(whole).digest() == seal
+
+
+def _seal(library: Path) -> None:
+    """Loaders don't look at what comes after the last section."""
+    with library.open("r+b") as file:
+        digest = hashlib.sha256(file.read()).digest()
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager
@@ -127,6 +147,7 @@ def _build(compiler: str, target: Path) -> None:
         objects = _compiled(compiler, partial)
         library = partial / "library.so"
         _run([compiler, *LINK_FLAGS, "-o", str(library), *map(str, objects)], COMPILE_TIMEOUT_S)
+        _seal(library)
         os.replace(library, target)
     log.info("compiled the stage", took_s=round(time.monotonic() - started, 1), library=str(target))
 

@@ -1,4 +1,4 @@
-"""Rows of quantised blocks in compiled code: the bits that `formats` makes in numpy, in an eighth of the time."""
+"""Rows of quantised blocks in compiled code: the bits that `formats` makes in numpy, several times faster."""
 
 import ctypes
 from ctypes import c_int, c_int64, c_void_p

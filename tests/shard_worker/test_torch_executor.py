@@ -1,5 +1,6 @@
 """What a stage may count on: residence, sizes, buffers, refusals."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,25 @@ def test_memory_stays_while_the_range_does(folder: Path) -> None:
     assert len(made.run(step_inputs([Row(sequence, 100)], 4), NOTHING).token_ids) == 1
     assert made.load(StageSpec(0, 1, 0, 6, 8, 8, 128)).kv_allocated
     assert made.load(StageSpec(0, 2, 0, 3, 8, 8, 128)).kv_allocated
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch", "device"])
+def test_old_pages_go_before_new_ones_are_taken(
+    folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = executor(folder, engine=engine)
+    made.load(WHOLE)
+    assert made._resident is not None
+    old = [weakref.ref(kv.keys) for kv in made._resident.kv]
+    stage, num_blocks = made.stage, made._num_blocks
+
+    def counted(*given: Any) -> int:
+        assert not any(pages() is not None for pages in old)
+        return num_blocks(*given)
+
+    monkeypatch.setattr(made, "_num_blocks", counted)
+    assert made.load(StageSpec(0, 1, 0, 6, 8, 8, 64)).kv_allocated
+    assert made.stage is stage
 
 
 def test_a_load_that_cannot_attach_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The compiled code is built once, whoever asks; where it can't be, there is none, and that is said."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -36,6 +37,27 @@ def test_is_built_once_and_kept(small: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in cache.iterdir()) == sorted(["lock", first.name])
     (small / "one.cpp").write_text(small_sources.ONE.replace("40", "41"))
     assert build.library_path(cache) != first
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut off", "a hole", "empty"])
+def test_what_is_damaged_is_built_anew(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    made = build.library_path(tmp_path / "cache")
+    assert made is not None and build.is_built(tmp_path / "cache")
+    answer = ctypes.CDLL(str(made)).answer()
+    content = made.read_bytes()
+    half = len(content) // 2
+    holed = content[:half] + bytes(4096) + content[half + 4096 :]
+    made.unlink()  # which is still mapped
+    made.write_bytes({"cut off": content[:half], "a hole": holed, "empty": b""}[damage])
+    assert not build.is_built(tmp_path / "cache")
+    lines: list[bytes] = []
+    monkeypatch.setattr(log, "_default", log._Bound(write=lines.append))
+    again = build.library_path(tmp_path / "cache")
+    assert again == made and b"is damaged" in lines[0] and build.is_built(tmp_path / "cache")
+    assert ctypes.CDLL(str(again)).answer() == answer == 42
 
 
 @needs_compiler
