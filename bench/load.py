@@ -30,6 +30,23 @@ W5 = Workload("W5", 16, 512 + 32, 32, shared_tokens=512)
 WORKLOADS = {w.name: w for w in (W1, W2, W3, W4, W5)}
 
 
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation: each turn's prompt is all that was said, and the user's next words."""
+
+    name: str
+    turns: int
+    user_tokens: int  # of each turn
+    output_tokens: int
+
+    @property
+    def context_len(self) -> int:
+        return self.turns * (self.user_tokens + self.output_tokens)
+
+
+W6 = Chat("W6", 10, 64, 128)
+
+
 @dataclass(slots=True)
 class Seen:
     """One request, by the client's clock, in seconds since the run began."""
@@ -111,6 +128,25 @@ async def listen(
                     seen.ids.extend(ids)
             case Finished(reason=reason):
                 seen.finished_s, seen.reason = time.perf_counter() - start, reason
+
+
+async def converse(client: AsyncClient, chat: Chat, seed: int, vocab_size: int, known: bool) -> list[Seen]:
+    """Its turns, one after another. Not `known`: each prompt begins with a token of its own, so that no
+    block of the turns before can be found: what turns of the same lengths cost where nothing is cached."""
+    rng = random.Random(seed)
+    low = min(1000, vocab_size // 2)
+    said: list[int] = []
+    heard: list[Seen] = []
+    start = time.perf_counter()
+    for turn in range(chat.turns):
+        said += [rng.randrange(low, vocab_size) for _ in range(chat.user_tokens)]
+        if not known:
+            said[0] = low + (seed * chat.turns + turn) % (vocab_size - low)
+        seen = await ask(client, said, chat.output_tokens, start)
+        assert len(seen.ids) == chat.output_tokens, f"{seen.request_id}: {len(seen.ids)} ids, {seen.reason}"
+        said += seen.ids
+        heard.append(seen)
+    return heard
 
 
 async def run(client: AsyncClient, workload: Workload, seed: int, vocab_size: int) -> Result:

@@ -2,7 +2,8 @@
 
 `LAYOUT` states each stream's retention, bounds and loss window; `ensure_streams` of a bus creates it and
 refuses one that differs. Everything in a subject is safe by construction: ids are checked, names encoded.
-People with other NATS clients may rely on REQUESTS, RESULTS and DEAD and the subjects in them.
+People with other NATS clients may rely on REQUESTS, RESULTS and DEAD and the subjects in them, and on those
+of caches (`cache_changes`, `cache_questions`; `proto/kvstore.proto` says how to listen).
 """
 
 import re
@@ -256,6 +257,16 @@ def chunks(gateway: GatewayId) -> str:
 def owner(boot: BootId) -> str:
     """To one batcher: owner questions and attaches (requests with reply), cancels, detaches, refusals."""
     return f"shoal.own.{_token(boot)}"
+
+
+def cache_changes(boot: BootId) -> str:
+    """What one kvstore (`*`: any) stores and evicts, while somebody asks: for routers and people."""
+    return f"shoal.kv.{boot if boot == '*' else _token(boot)}"
+
+
+def cache_questions(boot: BootId) -> str:
+    """To one kvstore: what it holds, a piece at a time (request with reply)."""
+    return f"shoal.kvask.{_token(boot)}"
 
 
 def batchers(model: str) -> str:

@@ -6,6 +6,7 @@ Late calls are ghosts: an attach must be newer, by (epoch, attachment), than eve
 the pool or one of its workers' KV memories; other calls must name exactly the last attach. A KV memory
 (stamp) serves one pool: the pools that shared it are dropped when another one attaches. Content that nobody
 holds is kept only if the attach under which the memory was last written is the one it was known under here.
+`changes` notes what came and went, for whoever listens.
 """
 
 from collections import Counter, OrderedDict
@@ -14,12 +15,26 @@ from dataclasses import dataclass
 
 from chassis.errors import RpcRejected
 from chassis.ids import BlockHash, BlockId, Epoch
-from chassis.messages.kvstore import Attach, Attached, Commit, Exchange, Exchanged, PoolRef, Stats
+from chassis.messages.cache import Held, PoolTotals
+from chassis.messages.kvstore import (
+    KEEP_DEFAULT,
+    KEEP_LEAST,
+    NO_PARENT,
+    Attach,
+    Attached,
+    Commit,
+    Exchange,
+    Exchanged,
+    PoolRef,
+    Stats,
+)
 from kvstore.block import BlockTable
-from kvstore.prefix import NO_PARENT, PrefixIndex
+from kvstore.changes import Changes
+from kvstore.prefix import PrefixIndex
 
 FENCES_MAX = 4096
 STAMPS_MAX = 1024
+PIECE_BLOCKS = 4096  # of a pool, read at once
 
 
 def bad(field: str, why: str) -> RpcRejected:
@@ -43,25 +58,47 @@ class Tally:
 class Pool:
     """The blocks of one generation. Methods validate before they change anything."""
 
-    __slots__ = ("_tally", "as_of", "attach", "index", "ref", "table")
+    __slots__ = ("_changes", "_tally", "as_of", "attach", "index", "now", "ref", "table")
 
-    def __init__(self, attach: Attach, before: "Pool | None", tally: Tally) -> None:
+    def __init__(
+        self, attach: Attach, before: "Pool | None", tally: Tally, changes: Changes, now: float
+    ) -> None:
         """Takes `attach` as the truth; content that nobody holds stays cached as `before` had it."""
         held = _inventory(attach)
         self.ref = attach.pool
         self.as_of = attach.pool  # content is as it was under this attach: a later one may not have been used
         self.attach = attach
+        self.now = now  # of the call under way
         self._tally = tally
-        self.index = PrefixIndex()
-        if before is not None and before._knows(attach):
+        self._changes = changes
+        self.index = PrefixIndex(attach.num_blocks)
+        known = before.index if before is not None and before._knows(attach) else None
+        if before is not None and known is not None:
             self.as_of = before.as_of
             for block in before._unheld(held):
-                content = before.index.content(block)
+                content = known.content(block)
                 assert content is not None
-                self.index.keep(block, content, before.index.parent(content))
+                self.index.cache(block, content, known, now)
         for block, content in attach.committed:
             self.index.commit(block, content, None)
+            if known is not None:
+                self.index.recall(known, content)
         self.table = BlockTable(attach.num_blocks, held, self.index.cached_blocks())
+        self._tell(known)
+
+    def _tell(self, known: PrefixIndex | None) -> None:
+        """What an attach changed; all of it, where nothing was known before."""
+        changes, index = self._changes, self.index
+        if known is None:
+            changes.cleared(self.attach)
+        elif changes.wanted:
+            for content, _ in known.hashes():
+                if index.holder(content) is None:
+                    changes.evicted(self.attach, content)
+        else:
+            changes.missed = True
+        for _, content in self.attach.committed:
+            changes.stored(self.attach, content, index.parent(content))
 
     def _knows(self, attach: Attach) -> bool:
         """Whether nobody wrote the memory elsewhere since."""
@@ -70,9 +107,9 @@ class Pool:
         return epoch > 0 and any(epoch == known[0] and number in (0, known[1]) for known in seen)
 
     def _unheld(self, held: "Counter[BlockId]") -> Sequence[BlockId]:
-        """Known content outside `held`, in order of eviction: cached before leased, tails before heads."""
+        """Known content outside `held`, the longest unused first: cached, then leased, tails before heads."""
         index = self.index
-        cached = [b for b in index.cached_blocks() if b not in held]
+        cached = [b for b in index.cached_by_use() if b not in held]
         references = self.table.references
         leased = [b for _, b in index.hashes() if references[b] and b not in held]
         return cached + leased[::-1]
@@ -86,6 +123,8 @@ class Pool:
                 if references[block] == 0:
                     index.revive(block)
                 references[block] += 1
+            if found:
+                index.count_hit(chain[len(found) - 1])
             self._tally.hits += len(found)
             self._tally.misses += len(chain) - len(found)
             matched.append(tuple(found))
@@ -95,14 +134,22 @@ class Pool:
         """Commits, releases, leases, in this order."""
         self._validate_commits(call.commits)
         self._validate_releases(call.releases)
+        if call.keeps and len(call.keeps) != len(call.releases):
+            raise bad("release_keeps", f"{len(call.keeps)} for {len(call.releases)} releases")
+        if any(keep > KEEP_LEAST for keep in call.keeps):
+            raise bad("release_keeps", f"above {KEEP_LEAST}")
+        index = self.index
         for block, content, parent in call.commits:
-            displaced = self.index.commit(block, content, None if parent == NO_PARENT else parent)
+            displaced = index.commit(block, content, parent)
             if displaced is not None:
                 self.table.free.append(displaced)
+            self._changes.stored(self.attach, content, parent)
         references = self.table.references
-        for block in reversed(call.releases):
+        keeps = call.keeps or (KEEP_DEFAULT,) * len(call.releases)
+        for block, keep in zip(reversed(call.releases), reversed(keeps), strict=True):
             references[block] -= 1
-            if references[block] == 0 and not self.index.settle(block):
+            index.let_go(block, keep)
+            if references[block] == 0 and not index.settle(block, self.now):
                 self.table.free.append(block)
         return Exchanged(self._lease(call.lease_count), len(self.table.free), self.index.cached)
 
@@ -110,9 +157,11 @@ class Pool:
         """As many as there are, up to `count`: free ones first, then the least recently used cached ones."""
         free, references = self.table.free, self.table.references
         leased = [free.pop() for _ in range(min(count, len(free)))]
-        evicted = [self.index.evict() for _ in range(min(count - len(leased), self.index.cached))]
-        self._tally.evictions += len(evicted)
-        leased += evicted
+        for _ in range(min(count - len(leased), self.index.cached)):
+            block, content = self.index.evict()
+            self._changes.evicted(self.attach, content)
+            self._tally.evictions += 1
+            leased.append(block)
         for block in leased:
             assert references[block] == 0
             references[block] = 1
@@ -144,6 +193,29 @@ class Pool:
             for block, count in Counter(releases).items():
                 if count > references[block]:
                     raise bad("release_blocks", f"{block} has {references[block]} references, not {count}")
+
+    def totals(self) -> PoolTotals:
+        attach, free, cached = self.attach, len(self.table.free), self.index.cached
+        leased = attach.num_blocks - free - cached
+        return PoolTotals(
+            self.ref, attach.namespace, attach.block_size_tokens, attach.num_blocks, free, leased, cached
+        )
+
+    def piece(self, first_block: int, now: float) -> tuple[Held, ...]:
+        """What the blocks from `first_block` on hold, `PIECE_BLOCKS` of them."""
+        index, references, held = self.index, self.table.references, []
+        for number in range(first_block, min(first_block + PIECE_BLOCKS, self.attach.num_blocks)):
+            content = index.content(block := BlockId(number))
+            if content is not None:
+                since = index.unused_since(block)
+                unused_ms = None if since is None else max(0, round(1000 * (now - since)))
+                held.append(
+                    Held(
+                        content, index.parent(content), references[block], index.hits(content),
+                        index.keep_of(block), unused_ms,
+                    )
+                )  # fmt: skip
+        return tuple(held)
 
     def check(self) -> None:
         """Asserts conservation: free + leased + cached = total, and a consistent index."""
@@ -178,10 +250,11 @@ class Ledger:
         self.pools_max = pools_max
         self.blocks_max = blocks_max
         self.tally = Tally()
+        self.changes = Changes()
         self.pools: OrderedDict[str, Pool] = OrderedDict()  # least recently used first
         self._fences: OrderedDict[str, tuple[Epoch, int]] = OrderedDict()  # by generation and by stamp
 
-    def attach(self, call: Attach) -> Attached:
+    def attach(self, call: Attach, now: float = 0.0) -> Attached:
         """Raises RpcRejected; see the rules above. Costs time in the size of the pool."""
         self._validate_attach(call)
         stamps = frozenset(call.worker_stamps)
@@ -190,15 +263,21 @@ class Ledger:
         self._refuse_ghost(call, rivals if before is None else [*rivals, before])
         if before is not None and not _same_blocks(before.attach, call):
             before = None
-        pool = Pool(call, before, self.tally)
+        pool = Pool(call, before, self.tally, self.changes, now)
+        self.pools.pop(call.pool.generation, None)
         for rival in rivals:
-            del self.pools[rival.ref.generation]
+            if rival.ref.generation in self.pools:
+                self._drop(rival.ref.generation)
         self.pools[call.pool.generation] = pool
         self.pools.move_to_end(call.pool.generation)
         while len(self.pools) > self.pools_max:
-            self.pools.popitem(last=False)
+            self._drop(next(iter(self.pools)))
         self._fence(call)
         return Attached(len(pool.table.free), pool.index.cached)
+
+    def _drop(self, generation: str) -> None:
+        dropped = self.pools.pop(generation)
+        self.changes.cleared(dropped.attach, gone=True)
 
     def match(self, ref: PoolRef, chains: Sequence[Sequence[BlockHash]]) -> tuple[tuple[BlockId, ...], ...]:
         """Leases the longest cached prefix of each chain, in order: a later one sees an earlier one's effect.
@@ -207,9 +286,29 @@ class Ledger:
         """
         return self._pool(ref).match(chains)
 
-    def exchange(self, call: Exchange) -> Exchanged:
+    def exchange(self, call: Exchange, now: float = 0.0) -> Exchanged:
         """Commits filled blocks, releases, and leases up to `lease_count`. Raises RpcRejected."""
-        return self._pool(call.pool).exchange(call)
+        pool = self._pool(call.pool)
+        pool.now = now
+        return pool.exchange(call)
+
+    def holdings(
+        self, generation: str, first_block: int, now: float
+    ) -> tuple[tuple[PoolTotals, ...], tuple[Held, ...], int | None]:
+        """All pools, and of one (empty: of none) what a piece holds, and where the next begins.
+
+        Costs time in the piece and the number of pools. A pool that is gone holds nothing.
+        """
+        totals = tuple(pool.totals() for pool in self.pools.values())
+        pool = self.pools.get(generation)
+        if pool is None:
+            return totals, (), None
+        following = first_block + PIECE_BLOCKS
+        return (
+            totals,
+            pool.piece(first_block, now),
+            following if following < pool.attach.num_blocks else None,
+        )
 
     def stats(self, generation: str = "") -> Stats:
         """Of one pool, or of all together; the tallies are of all. Raises RpcRejected NOT_FOUND."""

@@ -332,7 +332,7 @@ def test_the_wire_is_fresh(tmp_path: Path) -> None:
 
 
 def test_every_bus_address_is_built_in_one_place() -> None:
-    subject = re.compile(r"""(?<!b)["']shoal\.(req|res|tok|takeover|own|bat|keep|trace|dead)\b""")
+    subject = re.compile(r"""(?<!b)["']shoal\.(req|res|tok|takeover|own|bat|keep|trace|dead|kv|kvask)\b""")
     report(
         [
             f"{name_of(path)}:{number}: {line.strip()}"

@@ -15,6 +15,12 @@ from chassis.wire import kvstore_pb2 as pb
 
 HASH_BYTES = 32
 CHAINS_MAX = 4096
+NO_PARENT = BlockHash(bytes(HASH_BYTES))
+
+# How long released content is to stay (`kvstore/eviction.py`).
+KEEP_PINNED = 0
+KEEP_DEFAULT = 1 + 5
+KEEP_LEAST = 1 + 9
 
 _SERVICE = "/shoal.kvstore.v1.KvStore/"
 ATTACH = Method(_SERVICE + "Attach", pb.AttachRequest, pb.AttachReply)
@@ -81,12 +87,17 @@ class Match:
     traces: tuple[TraceRef, ...] = ()
 
 
+def keep_of_priority(priority: int) -> int:
+    return 1 + priority
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     pool: PoolRef
     commits: tuple[Commit, ...] = ()
     releases: tuple[BlockId, ...] = ()  # head of a chain first
     lease_count: int = 0
+    keeps: tuple[int, ...] = ()  # of each release: 1 + the request's priority, or a pin; none: the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,34 +122,34 @@ class Stats:
     old_epochs: int = 0
 
 
-def _ids(blocks: Sequence[int]) -> bytes:
+def pack_ids(blocks: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(blocks)}I", *blocks)
 
 
-def _parse_ids(name: str, data: bytes) -> tuple[BlockId, ...]:
+def parse_ids(name: str, data: bytes) -> tuple[BlockId, ...]:
     if len(data) % 4:
         raise BadMessage(f"{name}: {len(data)} bytes are not whole ids of 4")
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
-def _parse_hashes(name: str, data: bytes) -> list[BlockHash]:
+def parse_hashes(name: str, data: bytes) -> list[BlockHash]:
     if len(data) % HASH_BYTES:
         raise BadMessage(f"{name}: {len(data)} bytes are not whole hashes of {HASH_BYTES}")
     return [BlockHash(data[i : i + HASH_BYTES]) for i in range(0, len(data), HASH_BYTES)]
 
 
-def _parse_column(name: str, data: bytes, count: int) -> list[BlockHash]:
-    hashes = _parse_hashes(name, data)
+def parse_column(name: str, data: bytes, count: int) -> list[BlockHash]:
+    hashes = parse_hashes(name, data)
     if len(hashes) != count:
         raise BadMessage(f"{name}: {len(hashes)} hashes for {count} blocks")
     return hashes
 
 
-def _pool(ref: PoolRef) -> pb.PoolRef:
+def build_pool(ref: PoolRef) -> pb.PoolRef:
     return pb.PoolRef(generation=ref.generation, epoch=ref.epoch, attachment=ref.attachment)
 
 
-def _parse_pool(m: pb.PoolRef) -> PoolRef:
+def parse_pool(m: pb.PoolRef) -> PoolRef:
     return PoolRef(m.generation, Epoch(m.epoch), m.attachment)
 
 
@@ -152,13 +163,13 @@ def _parse_traces(traces: Sequence[pb.TraceRef]) -> tuple[TraceRef, ...]:
 
 def build_attach(call: Attach) -> pb.AttachRequest:
     return pb.AttachRequest(
-        pool=_pool(call.pool),
+        pool=build_pool(call.pool),
         worker_stamps=call.worker_stamps,
         num_blocks=call.num_blocks,
         block_size_tokens=call.block_size_tokens,
         namespace=call.namespace,
-        held=_ids(call.held),
-        committed=_ids([block for block, _ in call.committed]),
+        held=pack_ids(call.held),
+        committed=pack_ids([block for block, _ in call.committed]),
         committed_hashes=b"".join(content for _, content in call.committed),
         prior_epoch=call.prior_epoch,
         prior_attachment=call.prior_attachment,
@@ -166,16 +177,16 @@ def build_attach(call: Attach) -> pb.AttachRequest:
 
 
 def parse_attach(m: pb.AttachRequest) -> Attach:
-    blocks = _parse_ids("committed", m.committed)
+    blocks = parse_ids("committed", m.committed)
     return Attach(
-        pool=_parse_pool(m.pool),
+        pool=parse_pool(m.pool),
         worker_stamps=tuple(m.worker_stamps),
         num_blocks=m.num_blocks,
         block_size_tokens=m.block_size_tokens,
         namespace=m.namespace,
-        held=_parse_ids("held", m.held),
+        held=parse_ids("held", m.held),
         committed=tuple(
-            zip(blocks, _parse_column("committed_hashes", m.committed_hashes, len(blocks)), strict=True)
+            zip(blocks, parse_column("committed_hashes", m.committed_hashes, len(blocks)), strict=True)
         ),
         prior_epoch=Epoch(m.prior_epoch),
         prior_attachment=m.prior_attachment,
@@ -192,7 +203,7 @@ def parse_attached(m: pb.AttachReply) -> Attached:
 
 def build_match(call: Match) -> pb.MatchRequest:
     return pb.MatchRequest(
-        pool=_pool(call.pool),
+        pool=build_pool(call.pool),
         chains=[b"".join(chain) for chain in call.chains],
         traces=_traces(call.traces),
     )
@@ -204,52 +215,54 @@ def parse_match(m: pb.MatchRequest) -> Match:
     if m.traces and len(m.traces) != len(m.chains):
         raise BadMessage(f"traces: {len(m.traces)} for {len(m.chains)} chains")
     return Match(
-        pool=_parse_pool(m.pool),
-        chains=tuple(tuple(_parse_hashes("chains", chain)) for chain in m.chains),
+        pool=parse_pool(m.pool),
+        chains=tuple(tuple(parse_hashes("chains", chain)) for chain in m.chains),
         traces=_parse_traces(m.traces),
     )
 
 
 def build_matched(blocks: Sequence[Sequence[BlockId]]) -> pb.MatchReply:
-    return pb.MatchReply(blocks=[_ids(found) for found in blocks])
+    return pb.MatchReply(blocks=[pack_ids(found) for found in blocks])
 
 
 def parse_matched(m: pb.MatchReply, count: int) -> tuple[tuple[BlockId, ...], ...]:
     """`count`: how many chains were asked for."""
     if len(m.blocks) != count:
         raise BadMessage(f"blocks: {len(m.blocks)} answers for {count} chains")
-    return tuple(_parse_ids("blocks", found) for found in m.blocks)
+    return tuple(parse_ids("blocks", found) for found in m.blocks)
 
 
 def build_exchange(call: Exchange) -> pb.ExchangeRequest:
     return pb.ExchangeRequest(
-        pool=_pool(call.pool),
-        commit_blocks=_ids([c.block for c in call.commits]),
+        pool=build_pool(call.pool),
+        commit_blocks=pack_ids([c.block for c in call.commits]),
         commit_hashes=b"".join([c.content for c in call.commits]),
         commit_parents=b"".join([c.parent for c in call.commits]),
-        release_blocks=_ids(call.releases),
+        release_blocks=pack_ids(call.releases),
         lease_count=call.lease_count,
+        release_keeps=bytes(call.keeps),
     )
 
 
 def parse_exchange(m: pb.ExchangeRequest) -> Exchange:
-    blocks = _parse_ids("commit_blocks", m.commit_blocks)
-    contents = _parse_column("commit_hashes", m.commit_hashes, len(blocks))
-    parents = _parse_column("commit_parents", m.commit_parents, len(blocks))
+    blocks = parse_ids("commit_blocks", m.commit_blocks)
+    contents = parse_column("commit_hashes", m.commit_hashes, len(blocks))
+    parents = parse_column("commit_parents", m.commit_parents, len(blocks))
     return Exchange(
-        pool=_parse_pool(m.pool),
+        pool=parse_pool(m.pool),
         commits=tuple(map(Commit, blocks, contents, parents)),
-        releases=_parse_ids("release_blocks", m.release_blocks),
+        releases=parse_ids("release_blocks", m.release_blocks),
         lease_count=m.lease_count,
+        keeps=tuple(m.release_keeps),
     )
 
 
 def build_exchanged(done: Exchanged) -> pb.ExchangeReply:
-    return pb.ExchangeReply(leased_blocks=_ids(done.leased), free=done.free, cached=done.cached)
+    return pb.ExchangeReply(leased_blocks=pack_ids(done.leased), free=done.free, cached=done.cached)
 
 
 def parse_exchanged(m: pb.ExchangeReply) -> Exchanged:
-    return Exchanged(_parse_ids("leased_blocks", m.leased_blocks), m.free, m.cached)
+    return Exchanged(parse_ids("leased_blocks", m.leased_blocks), m.free, m.cached)
 
 
 def build_stats_question(generation: str) -> pb.StatsRequest:

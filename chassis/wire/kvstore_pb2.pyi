@@ -75,20 +75,22 @@ class MatchReply(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
-    __slots__ = ("pool", "commit_blocks", "commit_hashes", "commit_parents", "release_blocks", "lease_count")
+    __slots__ = ("pool", "commit_blocks", "commit_hashes", "commit_parents", "release_blocks", "lease_count", "release_keeps")
     POOL_FIELD_NUMBER: _ClassVar[int]
     COMMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_HASHES_FIELD_NUMBER: _ClassVar[int]
     COMMIT_PARENTS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_KEEPS_FIELD_NUMBER: _ClassVar[int]
     pool: PoolRef
     commit_blocks: bytes
     commit_hashes: bytes
     commit_parents: bytes
     release_blocks: bytes
     lease_count: int
-    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., commit_blocks: _Optional[bytes] = ..., commit_hashes: _Optional[bytes] = ..., commit_parents: _Optional[bytes] = ..., release_blocks: _Optional[bytes] = ..., lease_count: _Optional[int] = ...) -> None: ...
+    release_keeps: bytes
+    def __init__(self, pool: _Optional[_Union[PoolRef, _Mapping]] = ..., commit_blocks: _Optional[bytes] = ..., commit_hashes: _Optional[bytes] = ..., commit_parents: _Optional[bytes] = ..., release_blocks: _Optional[bytes] = ..., lease_count: _Optional[int] = ..., release_keeps: _Optional[bytes] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
     __slots__ = ("leased_blocks", "free", "cached")
@@ -127,3 +129,85 @@ class StatsReply(_message.Message):
     generations: _containers.RepeatedScalarFieldContainer[str]
     old_epochs: int
     def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., cached: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., evictions: _Optional[int] = ..., generations: _Optional[_Iterable[str]] = ..., old_epochs: _Optional[int] = ...) -> None: ...
+
+class CacheChanges(_message.Message):
+    __slots__ = ("boot", "number", "pool", "namespace", "block_size_tokens", "tier", "cleared", "gone", "stored", "stored_parents", "evicted")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    STORED_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    boot: str
+    number: int
+    pool: PoolRef
+    namespace: str
+    block_size_tokens: int
+    tier: str
+    cleared: bool
+    gone: bool
+    stored: bytes
+    stored_parents: bytes
+    evicted: bytes
+    def __init__(self, boot: _Optional[str] = ..., number: _Optional[int] = ..., pool: _Optional[_Union[PoolRef, _Mapping]] = ..., namespace: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., tier: _Optional[str] = ..., cleared: _Optional[bool] = ..., gone: _Optional[bool] = ..., stored: _Optional[bytes] = ..., stored_parents: _Optional[bytes] = ..., evicted: _Optional[bytes] = ...) -> None: ...
+
+class HoldingsRequest(_message.Message):
+    __slots__ = ("generation", "first_block")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    generation: str
+    first_block: int
+    def __init__(self, generation: _Optional[str] = ..., first_block: _Optional[int] = ...) -> None: ...
+
+class CachePool(_message.Message):
+    __slots__ = ("ref", "namespace", "block_size_tokens", "total", "free", "leased", "cached")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    ref: PoolRef
+    namespace: str
+    block_size_tokens: int
+    total: int
+    free: int
+    leased: int
+    cached: int
+    def __init__(self, ref: _Optional[_Union[PoolRef, _Mapping]] = ..., namespace: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., total: _Optional[int] = ..., free: _Optional[int] = ..., leased: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
+
+class HoldingsReply(_message.Message):
+    __slots__ = ("boot", "number", "pools", "generation", "tier", "contents", "parents", "references", "hits", "keeps", "unused_ms", "first_block", "next_block")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    boot: str
+    number: int
+    pools: _containers.RepeatedCompositeFieldContainer[CachePool]
+    generation: str
+    tier: str
+    contents: bytes
+    parents: bytes
+    references: bytes
+    hits: bytes
+    keeps: bytes
+    unused_ms: bytes
+    first_block: int
+    next_block: int
+    def __init__(self, boot: _Optional[str] = ..., number: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[CachePool, _Mapping]]] = ..., generation: _Optional[str] = ..., tier: _Optional[str] = ..., contents: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., references: _Optional[bytes] = ..., hits: _Optional[bytes] = ..., keeps: _Optional[bytes] = ..., unused_ms: _Optional[bytes] = ..., first_block: _Optional[int] = ..., next_block: _Optional[int] = ...) -> None: ...

@@ -54,6 +54,11 @@ class KvStoreStub:
                 request_serializer=chassis_dot_wire_dot_kvstore__pb2.StatsRequest.SerializeToString,
                 response_deserializer=chassis_dot_wire_dot_kvstore__pb2.StatsReply.FromString,
                 _registered_method=True)
+        self.Holdings = channel.unary_unary(
+                '/shoal.kvstore.v1.KvStore/Holdings',
+                request_serializer=chassis_dot_wire_dot_kvstore__pb2.HoldingsRequest.SerializeToString,
+                response_deserializer=chassis_dot_wire_dot_kvstore__pb2.HoldingsReply.FromString,
+                _registered_method=True)
 
 
 class KvStoreServicer:
@@ -86,6 +91,13 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Holdings(self, request, context):
+        """What is held: all pools, and a piece of one. The same question as to `shoal.kvask.<boot>`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +120,11 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=chassis_dot_wire_dot_kvstore__pb2.StatsRequest.FromString,
                     response_serializer=chassis_dot_wire_dot_kvstore__pb2.StatsReply.SerializeToString,
+            ),
+            'Holdings': grpc.unary_unary_rpc_method_handler(
+                    servicer.Holdings,
+                    request_deserializer=chassis_dot_wire_dot_kvstore__pb2.HoldingsRequest.FromString,
+                    response_serializer=chassis_dot_wire_dot_kvstore__pb2.HoldingsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,6 +235,33 @@ class KvStore:
             '/shoal.kvstore.v1.KvStore/Stats',
             chassis_dot_wire_dot_kvstore__pb2.StatsRequest.SerializeToString,
             chassis_dot_wire_dot_kvstore__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Holdings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.kvstore.v1.KvStore/Holdings',
+            chassis_dot_wire_dot_kvstore__pb2.HoldingsRequest.SerializeToString,
+            chassis_dot_wire_dot_kvstore__pb2.HoldingsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,9 +8,8 @@ import pytest
 
 from chassis.errors import RpcRejected
 from chassis.ids import BlockHash, BlockId, Epoch
-from chassis.messages.kvstore import Attach, Attached, Commit, Exchange, Exchanged, PoolRef
+from chassis.messages.kvstore import NO_PARENT, Attach, Attached, Commit, Exchange, Exchanged, PoolRef
 from kvstore.ledger import Ledger
-from kvstore.prefix import NO_PARENT
 
 REF = PoolRef("g", Epoch(7), 1)
 

@@ -18,9 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from chassis.errors import RpcRejected
 from chassis.ids import BlockHash, BlockId, Epoch
-from chassis.messages.kvstore import Attach, Commit, Exchange, Exchanged, PoolRef
+from chassis.messages.kvstore import NO_PARENT, Attach, Commit, Exchange, Exchanged, PoolRef
 from kvstore.ledger import Ledger
-from kvstore.prefix import NO_PARENT
 
 NUM_BLOCKS = 10
 PROMPT = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
@@ -307,7 +306,7 @@ class LedgerMachine(RuleBasedStateMachine):
         known = dict(pool.index.hashes())
         for content in known:
             parent = pool.index.parent(content)
-            assert parent is None or parent in known, "a head was evicted before its tail"
+            assert parent in (None, NO_PARENT) or parent in known, "a head was evicted before its tail"
         for content, block in known.items():
             assert self.memory[block] == content
 

@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 
 from chassis import log, subjects
-from chassis.errors import RpcRejected, RpcUnavailable
-from chassis.ids import BlockHash, BlockId, Epoch
+from chassis.cache_view import CacheView
+from chassis.errors import BusError, BusTimeout, RpcRejected, RpcUnavailable
+from chassis.ids import BlockHash, BlockId, BootId, Epoch
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_bus import MemoryBus
 from chassis.memory_rpc import MemoryRpc, MemoryRpcNetwork
+from chassis.messages import cache
 from chassis.messages import kvstore as messages
-from chassis.messages.kvstore import Attach, Commit, Exchange, Match, PoolRef, TraceRef
+from chassis.messages.cache import CacheChanges, HoldingsQuestion
+from chassis.messages.kvstore import NO_PARENT, Attach, Commit, Exchange, Match, PoolRef, TraceRef
 from chassis.messages.registry import parse_kvstore
 from chassis.ports import Ports
 from chassis.trace import TraceContext
 from chassis.wire import kvstore_pb2 as pb
 from kvstore.config import Config
-from kvstore.prefix import NO_PARENT
 from kvstore.service import KvStore
 from tests.sim.loop import run as on_virtual_clock
 from tests.sim.tracer import SimTracer
@@ -214,5 +216,94 @@ def test_a_ledger_that_does_not_add_up_ends_the_service() -> None:
             await world.call(messages.EXCHANGE, messages.build_exchange(Exchange(REF)))
         with pytest.raises(AssertionError, match="a block is lost"):
             await asyncio.wait_for(world.running, 5.0)
+
+    on_world(case)
+
+
+def test_what_is_held_is_told_on_the_bus_and_over_rpc() -> None:
+    async def case(world: World) -> None:
+        boot = world.store.boot
+        heard: list[CacheChanges] = []
+        await world.bus.subscribe(
+            subjects.cache_changes(BootId("*")), lambda m: heard.append(cache.parse_changes(m.data))
+        )
+        await world.attach()
+        await asyncio.sleep(0.1)
+        assert heard == [], "nobody asked"
+        question = cache.encode_question(HoldingsQuestion())
+        reply = await world.bus.request(subjects.cache_questions(boot), question, 1.0)
+        known = cache.decode_holdings(reply.data)
+        assert [p.ref for p in known.pools] == [REF] and known.held == ()
+        done = messages.parse_exchanged(
+            await world.call(messages.EXCHANGE, messages.build_exchange(Exchange(REF, lease_count=2)))
+        )
+        commits = (Commit(done.leased[0], A, NO_PARENT), Commit(done.leased[1], B, A))
+        await world.call(messages.EXCHANGE, messages.build_exchange(Exchange(REF, commits, done.leased)))
+        await asyncio.sleep(2.5)
+        (changes,) = heard
+        assert (changes.boot, changes.number) == (boot, known.number + 1)
+        assert changes.stored == ((A, NO_PARENT), (B, A))
+        asked = cache.build_question(HoldingsQuestion("g"))
+        holdings = cache.parse_holdings(await world.call(cache.HOLDINGS, asked))
+        assert (holdings.number, holdings.next_block) == (changes.number, None)
+        assert {(h.content, h.references, h.unused_ms) for h in holdings.held} == {(A, 0, 2500), (B, 0, 2500)}
+        (pool,) = holdings.pools
+        assert (pool.total, pool.free, pool.leased, pool.cached) == (4, 2, 0, 2)
+
+    on_world(case)
+
+
+def test_questions_that_are_none_are_not_answered_and_harm_nothing() -> None:
+    async def case(world: World) -> None:
+        subject = subjects.cache_questions(world.store.boot)
+        with pytest.raises(BusTimeout):
+            await world.bus.request(subject, b"\xff", 0.2)
+        reply = await world.bus.request(subject, cache.encode_question(HoldingsQuestion("nobody", 7)), 0.2)
+        assert cache.decode_holdings(reply.data).held == ()
+
+    on_world(case)
+
+
+def test_changes_go_on_when_the_bus_came_back() -> None:
+    """What was told while it was away comes late, or its number is missing: never in disorder."""
+
+    async def case(world: World) -> None:
+        view = CacheView()
+        subject = subjects.cache_questions(world.store.boot)
+        await world.bus.subscribe(
+            subjects.cache_changes(world.store.boot), lambda m: view.heard(cache.parse_changes(m.data))
+        )
+        await world.attach(64)
+
+        async def learn() -> None:
+            async with asyncio.timeout(30.0):
+                while True:
+                    question = cache.encode_question(view.question())
+                    try:
+                        reply = await world.bus.request(subject, question, 0.5)
+                    except BusError:
+                        await asyncio.sleep(0.1)
+                        continue
+                    view.answered(cache.decode_holdings(reply.data))
+                    if view.whole and view.number == world.store.announcer.number:
+                        return
+
+        async def write(number: int) -> None:
+            content = BlockHash(number.to_bytes(32, "big"))
+            lease = messages.build_exchange(Exchange(REF, lease_count=1))
+            (block,) = messages.parse_exchanged(await world.call(messages.EXCHANGE, lease)).leased
+            commit = (Commit(block, content, NO_PARENT),)
+            await world.call(messages.EXCHANGE, messages.build_exchange(Exchange(REF, commit, (block,))))
+
+        await learn()
+        for number in range(1, 20):
+            if number == 8:
+                world.broker.cut("kvstore")
+            if number == 12:
+                world.broker.heal("kvstore")
+            await write(number)
+        await learn()
+        held = {h for h, _ in world.store.ledger.pools["g"].index.hashes()}
+        assert view.pools["g"].held.keys() == held and len(held) == 19
 
     on_world(case)

@@ -1,0 +1,94 @@
+"""Pure. In which order cached blocks are given up: least recently used first, by how long each shall stay.
+
+`keep` 0 is a pin: it goes when nothing else is left, so it can't block anybody. 1 to 10 are a request's
+priority and 1: one below the default counts as let go of later than it was, by as many releases as the pool
+has blocks; one above by as many earlier. So batch work does not push out conversations, and nothing stays for
+ever because of its priority.
+A block's `keep` is the best of all who ever released its content, hence a head's is never worse than its
+tail's: as a head is also released after its tail, it outlives it, whoever shares it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from heapq import merge
+
+from chassis.ids import BlockId
+from chassis.messages.kvstore import KEEP_DEFAULT, KEEP_LEAST, KEEP_PINNED
+
+
+class EvictionOrder:
+    __slots__ = ("_credit", "_keep", "_len", "_queues", "_stamp")
+
+    def __init__(self, num_blocks: int) -> None:
+        self._keep = bytearray([KEEP_LEAST]) * num_blocks
+        self._credit = [num_blocks * (KEEP_DEFAULT - keep) for keep in range(KEEP_LEAST + 1)]
+        self._queues: list[OrderedDict[BlockId, tuple[int, float]]] = [
+            OrderedDict() for _ in range(KEEP_LEAST + 1)
+        ]
+        self._stamp = 0
+        self._len = 0
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._queues[self._keep[block]]
+
+    def __iter__(self) -> Iterator[BlockId]:
+        """Next to go first."""
+        queues = [
+            [(stamp + self._credit[keep], -keep, block) for block, (stamp, _) in queue.items()]
+            for keep, queue in enumerate(self._queues)
+        ]
+        yield from (block for _, _, block in merge(*queues[KEEP_PINNED + 1 :]))
+        yield from self._queues[KEEP_PINNED]
+
+    def by_use(self) -> Iterator[BlockId]:
+        """The longest unused first, however long they are to stay."""
+        queues = [[(stamp, block) for block, (stamp, _) in queue.items()] for queue in self._queues]
+        return (block for _, block in merge(*queues))
+
+    def keep_of(self, block: BlockId) -> int:
+        return self._keep[block]
+
+    def forget(self, block: BlockId) -> None:
+        """It holds something new, which nobody released yet."""
+        self._keep[block] = KEEP_LEAST
+
+    def want(self, block: BlockId, keep: int) -> None:
+        """Of a block in use: whoever let go of it wants it kept so long."""
+        if keep < self._keep[block]:
+            self._keep[block] = keep
+
+    def add(self, block: BlockId, now: float) -> None:
+        """Nobody uses it any more: the last to go among its like."""
+        self._stamp += 1
+        self._queues[self._keep[block]][block] = (self._stamp, now)
+        self._len += 1
+
+    def remove(self, block: BlockId) -> None:
+        """It is in use again, or holds nothing."""
+        del self._queues[self._keep[block]][block]
+        self._len -= 1
+
+    def pop(self) -> BlockId:
+        """The next to go."""
+        first, first_rank = KEEP_PINNED, None
+        for keep in range(KEEP_LEAST, KEEP_PINNED, -1):
+            queue = self._queues[keep]
+            if queue:
+                rank = next(iter(queue.values()))[0] + self._credit[keep]
+                if first_rank is None or rank < first_rank:
+                    first, first_rank = keep, rank
+        self._len -= 1
+        return self._queues[first].popitem(last=False)[0]
+
+    def since(self, block: BlockId) -> float | None:
+        """When its last user let go of it; None while it is in use."""
+        entry = self._queues[self._keep[block]].get(block)
+        return None if entry is None else entry[1]
+
+    def check(self) -> None:
+        assert self._len == sum(map(len, self._queues))
+        for keep, queue in enumerate(self._queues):
+            assert all(self._keep[block] == keep for block in queue), "kept otherwise than it lies"
