@@ -3,7 +3,8 @@
 Perplexity is over the text in tests/data, in one context; agreement is the share of its places where the
 likeliest next token is float32's. Memory is what the process took for weights, without KV and file pages.
 Speed is the executor's alone, on one thread and in its processor time: wall time would measure neighbours.
-Every format runs in a process of its own. The table in ARCHITECTURE.md is written anew.
+Every format runs in a process of its own. The table in ARCHITECTURE.md is written anew. Gemma's rows need its
+packages (`bench/gemma.py`); they are held against Gemma in float32.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import off_grid
+from bench import gemma, off_grid
 from bench.quiet import watch_others
 from bench.results_file import Sample, table, write
 
@@ -37,26 +38,37 @@ BATCHES = (1, 16)
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str
-    model: str  # "file": as packaged; "off grid": the same function from weights that lie anywhere
+    model: str  # "file": as packaged; "off grid": the same function from weights that lie anywhere; "gemma"
     dtype: str
     quantize: str
     four_bits: str = "Q4_1"  # what int4 becomes
+    int8: bool = False  # activations
 
     @property
     def key(self) -> str:
         bits = f".{self.four_bits.lower()}" if self.quantize == "int4" else ""
-        return f"{self.model.replace(' ', '_')}.{self.dtype}.{self.quantize}{bits}"
+        rounded = ".int8_activations" if self.int8 else ""
+        return f"{self.model.replace(' ', '_')}.{self.dtype}.{self.quantize}{bits}{rounded}"
 
 
 ROWS = (
     Row("float32", "file", "float32", "none"),
     Row("bfloat16", "file", "bfloat16", "none"),
     Row("as packed (Q4_1, embedding Q8_0)", "file", "bfloat16", "keep"),
+    Row("the same, 8-bit activations", "file", "bfloat16", "keep", int8=True),
     Row("float32, off the grid", "off grid", "float32", "none"),
     Row("int8 (Q8_0)", "off grid", "bfloat16", "int8"),
+    Row("the same, 8-bit activations", "off grid", "bfloat16", "int8", int8=True),
     Row("int4 (Q4_1, embedding Q8_0)", "off grid", "bfloat16", "int4"),
+    Row("the same, 8-bit activations", "off grid", "bfloat16", "int4", int8=True),
     Row("Q4_0 instead, embedding Q8_0", "off grid", "bfloat16", "int4", "Q4_0"),
+    Row("the same, 8-bit activations", "off grid", "bfloat16", "int4", "Q4_0", int8=True),
+    Row("Gemma 3 270M, float32", "gemma", "float32", "none"),
+    Row("Gemma 3 270M, bfloat16", "gemma", "bfloat16", "none"),
+    Row("Gemma 3 270M, as packed (Q4_K, Q5_0, Q6_K, Q8_0)", "gemma", "bfloat16", "keep"),
+    Row("the same, 8-bit activations", "gemma", "bfloat16", "keep", int8=True),
 )
+WITHOUT_GEMMA = "Gemma's rows are missing: its packages were not installed (`bench/gemma.py`)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,12 @@ def measure(row: Row, path: str, threads: int) -> Found:
 
     formats.INT_FORMATS[4] = WeightFormat[row.four_bits]
     config = EngineConfig(
-        path, dtype=row.dtype, quantize=row.quantize, threads=threads, num_blocks=NUM_BLOCKS
+        path,
+        dtype=row.dtype,
+        quantize=row.quantize,
+        int8_activations=row.int8,
+        threads=threads,
+        num_blocks=NUM_BLOCKS,
     )
     executor = TorchExecutor(config)
     num_layers = executor.facts.num_layers
@@ -102,8 +119,10 @@ def _ids(executor: Any) -> list[int]:
 
     from chassis.messages.card import parse_card
 
-    tokenizer = Tokenizer.from_str(parse_card(executor.facts.card).tokenizer_json.decode())
-    return list(tokenizer.encode(TEXT.read_text("utf-8")).ids)
+    card = parse_card(executor.facts.card)
+    tokenizer = Tokenizer.from_str(card.tokenizer_json.decode())
+    begin = card.bos_token if card.add_bos else ""
+    return list(tokenizer.encode(begin + TEXT.read_text("utf-8"), add_special_tokens=False).ids)
 
 
 def _read(executor: Any, ids: list[int]) -> tuple[float, list[int]]:
@@ -163,22 +182,35 @@ def _anonymous_mb() -> float:
 
 
 def main(model: str = "smollm2", threads: int = 1) -> None:
-    found: list[Found] = []
+    found: dict[Row, Found] = {}
+    lacking = gemma.missing()
     with tempfile.TemporaryDirectory() as folder, watch_others() as others:
         off_grid.write(model, Path(folder))
+        paths = {"file": model, "off grid": folder}
+        if lacking is None:
+            paths["gemma"] = str(gemma.write(Path(folder)))
         for row in ROWS:
-            path = model if row.model == "file" else folder
-            found.append(_in_a_process(row, path, threads))
-            sys.stdout.write(f"{row.name}: perplexity {found[-1].perplexity:.3f}\n")
+            if row.model in paths:
+                found[row] = _in_a_process(row, paths[row.model], threads)
+                sys.stdout.write(f"{row.name}: perplexity {found[row].perplexity:.3f}\n")
+                sys.stdout.flush()
     lines = _table(found)
     values = {
         f"quality.{row.key}.{what}": sample
-        for row, one in zip(ROWS, found, strict=True)
-        for what, sample in _samples(one, found[0]).items()
+        for row, one in found.items()
+        for what, sample in _samples(one, reference_of(row, found)).items()
     }
     write("quality", values, {"others_cores": round(others.cores, 2), "threads": threads, "model": model})
-    update(DOCUMENT, "\n".join("| " + " | ".join(line) + " |" for line in _ruled(lines)))
+    text = "\n".join("| " + " | ".join(line) + " |" for line in _ruled(lines))
+    update(DOCUMENT, text if lacking is None else f"{text}\n\n{WITHOUT_GEMMA}")
     sys.stdout.write(table(lines) + f"\nothers used {others.cores:.2f} cores\n")
+    if lacking is not None:
+        sys.stdout.write(f"{lacking} is not installed: no rows of Gemma\n")
+
+
+def reference_of(row: Row, found: dict[Row, Found]) -> Found:
+    """The first row of the same model, whose tokens are the same: in float32."""
+    return next(one for other, one in found.items() if (other.model == "gemma") == (row.model == "gemma"))
 
 
 def _in_a_process(row: Row, path: str, threads: int) -> Found:
@@ -209,7 +241,7 @@ def _samples(one: Found, reference: Found) -> dict[str, Sample]:
     }
 
 
-def _table(found: list[Found]) -> list[list[str]]:
+def _table(found: dict[Row, Found]) -> list[list[str]]:
     head = [
         "weights",
         "perplexity",
@@ -220,9 +252,9 @@ def _table(found: list[Found]) -> list[list[str]]:
         "tokens/s of 16",
     ]
     lines = [head]
-    for row, one in zip(ROWS, found, strict=True):
+    for row, one in found.items():
         rates = [f"{median(one.tokens_per_s[str(batch)]):.0f}" for batch in BATCHES]
-        same = f"{100 * agreement(one, found[0]):.1f} %"
+        same = f"{100 * agreement(one, reference_of(row, found)):.1f} %"
         lines.append(
             [row.name, f"{one.perplexity:.3f}", same, f"{one.weights_mb:.0f}", f"{one.took_mb:.0f}", *rates]
         )

@@ -22,6 +22,20 @@ def test_agreement_counts_places() -> None:
     assert quality.agreement(one, other) == 0.75 and quality.agreement(one, one) == 1.0
 
 
+def test_a_row_is_held_against_float32_of_its_own_model() -> None:
+    found = {
+        row: quality.Found(1.0, [i], 0.0, 0.0, 0.0, {"1": [1.0], "16": [1.0]})
+        for i, row in enumerate(quality.ROWS)
+    }
+    for row in quality.ROWS:
+        (choice,) = quality.reference_of(row, found).choices
+        reference = quality.ROWS[choice]
+        assert (reference.dtype, reference.quantize) == ("float32", "none")
+        assert reference.model == ("gemma" if row.model == "gemma" else "file")
+    keys = [row.key for row in quality.ROWS]
+    assert len(set(keys)) == len(keys) and len(quality._table(found)) == 1 + len(keys)
+
+
 def test_only_what_is_between_the_marks_is_written(tmp_path: Path) -> None:
     document = tmp_path / "document.md"
     document.write_text(f"before\n{quality.BEGIN}\nold\n{quality.END}\nafter\n")

