@@ -16,7 +16,9 @@ from batcher.running import Running
 from batcher.sequence import Sequence, Status
 from chassis.messages.pipeline import LAST_SAMPLED
 
-HISTORY_TOKENS_MAX = 1 << 20  # of one step: ids that fresh rows tell of their sampling: lists, those before
+# Of one step, in ids of 4 or 5 bytes: what fresh rows bring along, their tables and what their sampling needs
+# (lists, the ids before). One row may have more, alone. A link's frame takes three times as much.
+HISTORY_TOKENS_MAX = 1 << 20
 FlightRow = tuple[Sequence, int, int, int, bool]  # sequence, its incarnation, start, end, samples
 
 
@@ -188,10 +190,8 @@ class Composer:
         return end - start
 
     def _carries_history(self, sequence: Sequence) -> bool:
-        """Whether the ids that a fresh row tells of its sampling still fit into this step."""
-        told = sequence.num_told
-        if told == 0:
-            return True
+        """Whether what a fresh row brings along still fits into this step."""
+        told = sequence.num_told + len(sequence.blocks)
         if self._history_left < told and self._history_left < HISTORY_TOKENS_MAX:
             return False
         self._history_left -= told

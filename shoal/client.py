@@ -1,7 +1,8 @@
 """The Python client: a thin, typed way to call a gateway over gRPC, with and without asyncio.
 
 A stream begins with Accepted (keep its request id: it resumes the request at any gateway), goes on with
-Delta and ends with Finished; leaving the loop early cancels the request unless it has a resume window.
+Delta (behind PromptLogprobs, if asked for) and ends with Finished; leaving the loop early cancels the request
+unless it has a resume window.
 Nothing is retried here. Every failure is a ShoalError with the gateway's own words.
 """
 
@@ -54,7 +55,7 @@ class TopLogprob(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """Of one output id, by the model alone. `rank` 1 is the likeliest, 0 not known."""
+    """Of one id, by the model alone. `rank` 1 is the likeliest, 0 not known."""
 
     logprob: float
     rank: int
@@ -74,6 +75,17 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """A piece of what is told of the prompt, before the first Delta; `first_index` counts its ids from 0, and
+    nothing is told of the first."""
+
+    ids: tuple[int, ...]
+    first_index: int
+    logprobs: tuple[TokenLogprobs, ...]  # one an id
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     reason: str  # stop, length, cancelled, deadline
     prompt_tokens: int
@@ -85,7 +97,7 @@ class Finished:
     choice: int = 0
 
 
-Event = Accepted | Delta | Finished
+Event = Accepted | PromptLogprobs | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,7 @@ class Params:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # the same of the prompt; of several choices the first is told
     n: int | None = None  # choices: the events of all come in one stream
 
 
@@ -204,6 +217,11 @@ def _event(message: pb.GenerateEvent) -> Event | None:
         case "accepted":
             a = message.accepted
             return Accepted(a.request_id, a.prompt_tokens, a.seed, message.choice)
+        case "prompt_logprobs":
+            p = message.prompt_logprobs
+            return PromptLogprobs(
+                tuple(p.ids), p.first_index, tuple(map(_logprobs, p.logprobs)), message.choice
+            )
         case "delta":
             d = message.delta
             logprobs = tuple(map(_logprobs, d.logprobs)) if d.logprobs else ()

@@ -1,14 +1,14 @@
 """The words of `shoal generate`, and what an answer looks like.
 
 One choice is written as it comes; of several each is written when it is whole. Log probabilities are a line
-an output token: logarithm, rank, token, and the likeliest beside it.
+a token: logarithm, rank, token, and the likeliest beside it; the prompt's come first.
 """
 
 import argparse
 import sys
 from collections.abc import Iterable
 
-from shoal.client import Accepted, Delta, Event, Finished, Params, Prompt, TokenLogprobs
+from shoal.client import Accepted, Delta, Event, Finished, Params, Prompt, PromptLogprobs, TokenLogprobs
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,7 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--allowed-token-id", type=int, action="append", default=[], help="several times")
     group.add_argument("--bad-word", action="append", default=[], help="several times")
     group.add_argument("--logprobs", type=int, metavar="N", help="log probabilities, and of the N likeliest")
+    group.add_argument("--prompt-logprobs", type=int, metavar="N", help="the same of the prompt")
     group.add_argument("-n", type=int, help="choices")
 
 
@@ -85,6 +86,7 @@ def params_of(arguments: argparse.Namespace) -> Params:
         allowed_token_ids=tuple(a.allowed_token_id),
         bad_words=tuple(a.bad_word),
         top_logprobs=a.logprobs,
+        prompt_logprobs=a.prompt_logprobs,
         n=a.n,
     )
 
@@ -105,6 +107,8 @@ def print_event(event: Event, ids: bool = False) -> None:
     match event:
         case Accepted(request_id):
             _say(f"request {request_id}")
+        case PromptLogprobs() as told:
+            _print("".join(map(_line, told.logprobs)), end="")
         case Delta() as delta:
             _print(_shown(delta, ids), end="")
         case Finished() as end:

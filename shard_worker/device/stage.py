@@ -322,7 +322,8 @@ class DeviceStage:
     def _told(self, step: _Step) -> InFlight:
         """With log probabilities, which are looked at on the host: such a step is waited for."""
         shaping, staging, told, prompts = step.inputs.shaping, self._at.staging, None, None
-        token_ids, nan_rows = NO_IDS, ()
+        token_ids = NO_IDS
+        nan_rows: tuple[int, ...] = ()
         with staging.compute.working():
             if step.inputs.prompt_asks:
                 prompts = sampler.prompt_logprobs(self._logits_at(step), step.inputs)

@@ -6,7 +6,7 @@ from batcher import events as e
 from batcher.ownership import State
 from chassis.ids import Attempt, GatewayId
 from chassis.messages.request import Claim, Reason, Sampling, Terminal
-from chassis.messages.sampling import UNTOLD, TokenLogprobs
+from chassis.messages.sampling import UNTOLD, PromptTold, TokenLogprobs
 from tests.batcher.ownership_rig import OTHER, G, H, R, Rig, request
 
 
@@ -123,3 +123,58 @@ def test_forced_output_keeps_what_it_has_in_common() -> None:
     make(made, 7)
     made.end(5, 9, 7, reason=Reason.LENGTH)
     assert terminal(made).logprobs == (entry(5), UNTOLD, entry(7))
+
+
+PROMPT = PromptTold((2, 3), (entry(2), entry(3)))
+
+
+def asking() -> Rig:
+    made = Rig()
+    made.request = replace(request(), prompt_ids=(1, 2, 3), sampling=Sampling(prompt_logprobs=1))
+    return made
+
+
+def begin(made: Rig, token_id: int) -> None:
+    made.do(e.TokensMade(made.now, (R,), ((token_id,),), (), ((R, PROMPT),)))
+
+
+def test_a_prompt_is_told_with_the_first_id_and_to_nobody_who_has_it() -> None:
+    made = running(asking())
+    begin(made, 5)
+    assert [part.prompt for part in made.parts()] == [PROMPT]
+    make(made, 6)
+    assert [part.prompt for part in made.parts()] == [None]
+    made.attach(5)
+    assert [part.prompt for part in made.parts(H)] == [None]
+    made.attach()
+    assert [part.prompt for part in made.parts(H)] == [PROMPT], "who resumes with nothing is told all again"
+    made.end(5, 6)
+    assert terminal(made).prompt == PROMPT
+
+
+def test_what_was_told_of_a_prompt_waits_for_the_claim_and_outlives_a_takeover() -> None:
+    made = asking()
+    made.deliver()
+    made.admit()
+    begin(made, 5)
+    assert made.parts() == []
+    made.stored()
+    assert [part.prompt for part in made.parts()] == [PROMPT]
+    made = taken_over(asking())
+    made.do(e.TakeoverAnswered(made.now, R, G, made.asked().attempt, (5, 6), None, (), PROMPT))
+    made.wait(0.25)
+    make(made, 7)
+    assert [part.prompt for part in made.parts(G)] == [None]
+    made.attach(attempt=2)
+    assert [part.prompt for part in made.parts(H)] == [PROMPT]
+    made.end(5, 6, 7)
+    assert terminal(made).prompt == PROMPT
+
+
+def test_nothing_is_learnt_of_another_prompt_or_unasked() -> None:
+    other = PromptTold((2, 4), PROMPT.entries)
+    for made, told in ((taken_over(asking()), other), (taken_over(rig()), PROMPT)):
+        made.do(e.TakeoverAnswered(made.now, R, G, made.asked().attempt, (5, 6), None, (), told))
+        made.wait(0.25)
+        made.attach(attempt=2)
+        assert [part.prompt for part in made.parts(H)] == [None]

@@ -33,14 +33,15 @@ GATEWAY = GatewayId("gw1")
 
 
 @asynccontextmanager
-async def deployment(**config: object) -> AsyncIterator[World]:
+async def deployment(nan_id: int | None = None, **config: object) -> AsyncIterator[World]:
     world = World(draw(0))
     world.habits.calm = True
     worker = WorkerConfig(listen="mem://worker:0", rpc_listen="worker:0")
+    fake = FakeConfig(num_blocks=64, nan_id=nan_id)
     for i in range(2):
         world.add(
             f"worker{i}",
-            lambda ports: ShardWorker(worker, ports, FakeExecutor(FakeConfig(num_blocks=64), lambda s: None)),
+            lambda ports: ShardWorker(worker, ports, FakeExecutor(fake, lambda s: None)),
         )
     world.add("kvstore", lambda ports: KvStore(KvConfig(rpc_address="kvstore:0"), ports))
     batcher = BatcherConfig(listen="mem://batcher:0", block_size_tokens=4, **config)  # type: ignore[arg-type]

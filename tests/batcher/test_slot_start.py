@@ -5,13 +5,18 @@ from dataclasses import replace
 import pytest
 
 from batcher import composer
+from batcher.admission import Admission
 from batcher.block_hash import BlockHasher, Extras
-from batcher.events import StepReturned, TokensMade
+from batcher.events import StepPlan, StepReturned, TokensMade
+from batcher.lease import Lease
+from batcher.ring import step_header
+from batcher.running import Running
 from batcher.sequence import Clock, Phase, Sequence
-from chassis.ids import RequestId
+from chassis.ids import BlockId, Epoch, RequestId
 from chassis.messages.pipeline import SlotStart
 from chassis.messages.request import Limits, Reason, Request, Sampling
-from chassis.messages.sampling import Shaping, TokenLogprobs
+from chassis.messages.sampling import ALLOWED_IDS_LEN_MAX, LOGIT_BIAS_LEN_MAX, Shaping, TokenLogprobs
+from chassis.transport.interface import HEADER_BYTES_MAX
 from tests.batcher.test_scheduler import plan_rows_once, world
 from tests.batcher.toy_pipeline import EOS, STOPS, make_request
 
@@ -58,7 +63,7 @@ def test_ends_are_barred_only_while_the_output_is_too_short() -> None:
 
 def test_histories_of_one_step_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the pipeline formed anew all rows are fresh; who does not fit goes with a later step."""
-    monkeypatch.setattr(composer, "HISTORY_TOKENS_MAX", 20)
+    monkeypatch.setattr(composer, "HISTORY_TOKENS_MAX", 26)  # each has 3 blocks, too
     made = world()
     for i in range(5):
         request = make_request(f"r{i}", [i] * 9, Limits(30, ignore_eos=True))
@@ -105,3 +110,38 @@ def test_log_probabilities_find_their_request() -> None:
     assert [(note.request_ids, note.ids, note.logprobs) for note in notes] == [
         (("b",), ((5,),), (("b", told[1][1]),))
     ]
+
+
+def test_steps_of_long_fresh_rows_fit_into_a_frame() -> None:
+    """64 sequences of 100,000 tokens whose sampling follows them, after the pipeline formed anew: with the
+    longest lists, and tables of the smallest blocks that somebody would choose."""
+    size, length = 4, 100_000
+    shaping = Shaping(
+        repetition_penalty=1.5,
+        logit_bias=tuple((2**31 + i, 1.0) for i in range(LOGIT_BIAS_LEN_MAX)),
+        allowed_ids=tuple(2**31 + i for i in range(ALLOWED_IDS_LEN_MAX)),
+    )
+    running, lease = Running(64), Lease(16, 64)
+    running.runs_ahead = False
+    made = composer.Composer(running, Admission(lease, size, 8, 0.25, False), lease, never, size, 512)
+    made.open(2, 1)
+    prompt, by_id = (2**31,) * length, {}
+    for i in range(64):
+        request = replace(make_request(f"r{i}", [1], Limits(9)), prompt_ids=prompt)
+        sequence_ = sequence(replace(request, sampling=Sampling(shaping=shaping)))
+        sequence_.blocks = list(map(BlockId, range(length // size)))
+        sequence_.num_computed = sequence_.num_proven = length - 1
+        by_id[request.id] = sequence_
+        running.seat(sequence_)
+    sizes, sent, number = [], 0, 1
+    while sent < 64:
+        rows, _ = made.compose(0, 0, 0.0)
+        assert rows, "somebody never fits"
+        plan = StepPlan(Epoch(1), number, rows)
+        sizes.append(len(step_header(plan, lambda name, start: by_id[name].slot_start(start), b"")))
+        sent, number = sent + len(rows), number + 1
+    assert max(sizes) < HEADER_BYTES_MAX // 2 and len(sizes) > 5
+
+
+def never(sequence_: Sequence, now: float) -> None:
+    raise AssertionError("nobody has to give way")

@@ -22,7 +22,7 @@ from chassis.messages.request import (
     parse_record,
     parse_request,
 )
-from chassis.wire import gateway_pb2
+from chassis.wire import gateway_pb2, pipeline_pb2
 from chassis.wire import request_pb2 as pb
 
 SHAPING = s.Shaping(
@@ -271,10 +271,9 @@ def test_the_largest_record_fits_into_a_message_of_the_bus() -> None:
 
 def test_asks_and_answers_of_prompts_survive_the_ring() -> None:
     asks = (p.PromptAsk(0, 3, 2, 9, 5), p.PromptAsk(1, 0, 1, 4, 0))
-    columns = {"slots": (1, 2), "num_tokens": (5, 1), "starts": (0, 0), "flags": (2, 0)}
     header = p.build_step(
-        3, 1, **columns, output_index=(0, 0), token_ids=range(6), table_lens=(0, 0), prompt_asks=asks,
-        fresh=[p.SlotStart(s.Sampling(), 1)],
+        3, 1, slots=(1, 2), num_tokens=(5, 1), starts=(0, 0), flags=(2, 0), output_index=(0, 0),
+        token_ids=range(6), table_lens=(0, 0), prompt_asks=asks, fresh=[p.SlotStart(s.Sampling(), 1)],
     )  # fmt: skip
     passed_on = p.add_timing(header, p.StageTiming(0, 1, 2, 3, 4))
     assert p.read_step(passed_on).prompt_asks == p.parse_step(header).prompt_asks == asks
@@ -290,9 +289,9 @@ def test_asks_and_answers_of_prompts_survive_the_ring() -> None:
 def test_steps_and_results_without_them_are_as_they_were() -> None:
     """Not a byte is added where nobody asks."""
     step = p.build_step(3, 1, slots=(1,), num_tokens=(1,), starts=(4,), flags=(1,), token_ids=(7,))
-    known = {field.number for field, _ in p.pb.Step.FromString(step).ListFields()}
+    known = {field.number for field, _ in pipeline_pb2.Step.FromString(step).ListFields()}
     assert known <= set(range(1, 15))
-    result = p.pb.StepResult.FromString(p.build_result(3, 1, [7]))
+    result = pipeline_pb2.StepResult.FromString(p.build_result(3, 1, [7]))
     assert {field.number for field, _ in result.ListFields()} == {1, 2, 3}
 
 

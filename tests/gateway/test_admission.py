@@ -199,7 +199,7 @@ CHANGES: dict[str, Any] = {
     "bad_words": ("x",),
     "top_logprobs": 1,
     "n": 1,
-    "prompt_logprobs": None,  # refused
+    "prompt_logprobs": 0,
     "tenant": None,  # part of the id
     "time_left_ms": None,
 }

@@ -4,11 +4,19 @@ import asyncio
 
 from chassis.ids import Attempt, RequestId
 from chassis.messages.card import TokenBytes
-from chassis.messages.gateway import Accepted, Delta, Finished, GenerateEvent
+from chassis.messages.gateway import (
+    Accepted,
+    Delta,
+    Finished,
+    GenerateEvent,
+    PromptLogprobs,
+    build_event,
+)
 from chassis.messages.request import Reason, Timings, Usage
-from chassis.messages.sampling import TokenLogprobs
+from chassis.messages.sampling import PromptTold, TokenLogprobs
 from gateway.clients import Client
 from gateway.detokenizer import OutputText
+from gateway.event_sizes import EVENT_BYTES_MAX, PLAIN_LEN, fitting
 from gateway.events import Accept, End
 
 TABLE = TokenBytes.of([bytes([b]) for b in range(256)])
@@ -47,3 +55,63 @@ def test_ids_that_nobody_told_of_are_marked_among_those_told() -> None:
     delta = asyncio.run(events())[1]
     assert isinstance(delta, Delta)
     assert [(told.rank, told.token) for told in delta.logprobs] == [(0, b"a"), (2, b"b"), (0, b"c")]
+
+
+LONG = TokenBytes.of([bytes([b]) * 200 for b in range(32, 64)])
+
+
+def _size(event: GenerateEvent) -> int:
+    return len(build_event(event))
+
+
+def test_what_a_message_cannot_hold_comes_in_pieces() -> None:
+    """Long tokens with 20 of the likeliest for each, and the prompt's, for a client that reads nothing."""
+    entry = TokenLogprobs(-1.0, 2, tuple(range(20)), (-1.0,) * 20)
+    ids, prompt = tuple(i % 32 for i in range(1200)), tuple(i % 31 for i in range(1500))
+
+    async def events() -> list[GenerateEvent]:
+        client = Client(1, R)
+        client.accept(Accept(1, R, "m", (), (), None), OutputText(LONG))
+        client.pass_on(0, ids[:700], (entry,) * 700, PromptTold(prompt, (entry,) * len(prompt)))
+        client.pass_on(700, ids[700:], (entry,) * 500)
+        client.finish(End(1, Reason.LENGTH, len(ids), None, Usage(), Timings(), Attempt(1)))
+        return [event async for event in client.events()]
+
+    found = asyncio.run(events())
+    assert max(map(_size, found)) < 4 << 20 < sum(map(_size, found))
+    pieces = [event for event in found if isinstance(event, PromptLogprobs)]
+    deltas = [event for event in found if isinstance(event, Delta)]
+    assert found == [found[0], *pieces, *deltas, found[-1]], "the prompt comes first"
+    for told, wanted, first in ((pieces, prompt, 1), (deltas, ids, 0)):
+        assert len(told) > 1
+        assert [event.first_index for event in told] == [
+            first + sum(len(before.ids) for before in told[:i]) for i in range(len(told))
+        ]
+        assert tuple(token_id for event in told for token_id in event.ids) == wanted
+        assert all(len(event.ids) == len(event.logprobs) for event in told)
+    assert pieces[0].logprobs[0].token == LONG[0] and pieces[0].logprobs[0].top[3].token == LONG[3]
+    assert "".join(delta.text for delta in deltas) == b"".join(LONG[i] for i in ids).decode()
+
+
+def test_text_alone_is_cut_too_and_short_answers_are_not_looked_at() -> None:
+    ids = tuple(i % 32 for i in range(20_000))
+
+    async def events() -> list[GenerateEvent]:
+        client = Client(1, R)
+        client.accept(Accept(1, R, "m", (), (), None), OutputText(LONG))
+        client.pass_on(0, ids)
+        client.finish(End(1, Reason.LENGTH, len(ids), None, Usage(), Timings(), Attempt(1)))
+        return [event async for event in client.events()]
+
+    deltas = [event for event in asyncio.run(events()) if isinstance(event, Delta)]
+    assert len(deltas) > 1 and max(map(_size, deltas)) < 4 << 20
+    assert "".join(delta.text for delta in deltas) == b"".join(LONG[i] for i in ids).decode()
+
+    def untouched(token_id: int) -> bytes:
+        raise AssertionError("looked at")
+
+    assert fitting(ids[:PLAIN_LEN], (), untouched) == PLAIN_LEN
+
+
+def test_one_id_goes_whatever_its_size() -> None:
+    assert fitting((1, 2), (TokenLogprobs(-1.0, 1),), lambda token_id: bytes(EVENT_BYTES_MAX)) == 1

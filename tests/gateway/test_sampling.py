@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from chassis import subjects
 from chassis.errors import Code, Status
 from chassis.ids import Attempt, GatewayId, RequestId
+from chassis.messages.card import TokenBytes
 from chassis.messages.gateway import Accepted, Delta, Finished, GenerateCall, IdLogprobs, TopLogprob
 from chassis.messages.ownership import CancelAsk, TakeoverAnswer, TakeoverQuestion, build_takeover_question
 from chassis.messages.request import Reason, Request
 from chassis.messages.sampling import UNTOLD, Sampling, Shaping, TokenLogprobs
 from gateway.admission import ModelFacts, admit, check_call, choice_id, choice_seed, of_choice
 from gateway.sampling import forms_of
-from tests.gateway.rig import Job, Reader, Rig, ScriptedBatcher, call, run, until
+from tests.gateway.rig import Job, Reader, Rig, ScriptedBatcher, byte_card, call, run, until
 from tests.gateway.test_admission import LIMITS
 
 MODEL = ModelFacts("m", context_len_max=16, vocab_size=100)
@@ -382,3 +384,108 @@ def test_a_slow_reader_gets_the_log_probabilities_of_all_it_missed() -> None:
             await quick.leave()
 
     run(main())
+
+
+def test_a_prompt_is_asked_about_once_and_within_what_messages_hold() -> None:
+    asked = admitted(replace(TEXT, prompt_logprobs=20, n=3))
+    assert asked.sampling.prompt_logprobs == 20
+    others = [of_choice(asked, choice, b"") for choice in range(3)]
+    assert [each.sampling.prompt_logprobs for each in others] == [20, None, None]
+    assert admitted(TEXT).body_digest != admitted(replace(TEXT, prompt_logprobs=0)).body_digest
+
+    def prompt_of(length: int, top: int) -> Request:
+        model = ModelFacts("m", context_len_max=100_000, vocab_size=100)
+        call_ = GenerateCall(token_ids=(1,) * length, prompt_logprobs=top)
+        names = {"request_id": RequestId("r1"), "gateway": GatewayId("g1")}
+        return admit(call_, model, call_.token_ids or (), fresh_seed=77, **names)  # type: ignore[arg-type]
+
+    assert prompt_of(32_769, 0).sampling.prompt_logprobs == 0
+    with pytest.raises(Status, match="prompt_logprobs: 1600 ids, and 20 .* are 33600; at most 32768"):
+        prompt_of(1601, 20)
+
+
+def test_bad_words_that_the_model_never_says_are_left_out() -> None:
+    """A tokenizer may know more than the model: an id beyond its vocabulary would end the epoch."""
+
+    async def main() -> None:
+        rig, table = Rig(), TokenBytes.of([bytes([b]) for b in range(200)])
+        await rig.serve_model(byte_card(vocab_size=200, token_bytes=table, eos_ids=()))
+        batcher = ScriptedBatcher(rig.bus("batcher1"))
+        await batcher.start()
+        async with rig.gateway() as gateway:
+            await until(lambda: gateway.ready)
+            reader = Reader(gateway.generate(call(bad_words=("ab", "\u0400"))))
+            job = await batcher.take()
+            shaping = job.request.sampling.shaping
+            assert shaping is not None, "of the other the first byte is 208"
+            assert shaping.bad_words == (tuple(b"ab"), tuple(b" ab"))
+            await batcher.end(job, Reason.LENGTH)
+            await reader.done()
+
+    run(main())
+
+
+RANGES: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
+    # field: its range in ARCHITECTURE.md, what is in it at its ends, what is just outside
+    "temperature": ("0 to 2", (0.0, 2.0), (-0.01, 2.01, math.nan)),
+    "top_k": ("0 to 4294967295", (0, 4294967295), (-1, 4294967296)),
+    "top_p": ("above 0, up to 1", (0.001, 1.0), (0.0, 1.01, math.nan)),
+    "min_p": ("0 to 1", (0.0, 1.0), (-0.01, 1.01, math.nan)),
+    "typical_p": ("above 0, up to 1", (0.001, 1.0), (0.0, 1.01, math.nan)),
+    "repetition_penalty": ("above 0, up to 2", (0.001, 2.0), (0.0, 2.01, math.nan)),
+    "presence_penalty": ("-2 to 2", (-2.0, 2.0), (-2.01, 2.01, math.nan)),
+    "frequency_penalty": ("-2 to 2", (-2.0, 2.0), (-2.01, 2.01, math.nan)),
+    "logit_bias": (
+        "-100 to 100, 1024 ids",
+        (((3, -100.0),), ((3, 100.0),)),
+        (((3, 100.1),), ((3, -101.0),)),
+    ),
+    "allowed_token_ids": ("16384 ids", ((1,) * 16384,), ((1,) * 16385,)),
+    "bad_words": ("64 strings of 256 bytes", (("x" * 256,) * 64,), (("x" * 257,), ("x",) * 65)),
+    "min_tokens": ("0 to `max_tokens`", (0, 8), (-1, 9)),
+    "max_tokens": ("at least 1", (8,), (0,)),
+    "stop_token_ids": ("64 ids", ((1,) * 64,), ((1,) * 65,)),
+    "stop": ("16 strings of 256 bytes", (("x" * 256,) * 16,), (("x" * 257,), ("x",) * 17)),
+    "ignore_eos": ("", (False, True), ()),
+    "seed": ("0 to 2^64 - 1", (0, 2**64 - 1), (-1, 2**64)),
+    "top_logprobs": ("0 to 20", (0, 20), (-1, 21)),
+    "prompt_logprobs": ("0 to 20", (0, 20), (-1, 21)),
+    "n": ("1 to 16", (1, 16), (0, 17)),
+}
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Field: range and default, by the table of ARCHITECTURE.md."""
+    text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+    rows = text.split("\n## Sampling\n")[1].split("\n## ")[0].splitlines()
+    found: dict[str, tuple[str, str]] = {}
+    for row in rows:
+        if not row.startswith("| `"):
+            continue
+        names, ranges, default, _ = [cell.strip() for cell in row.split("|")[1:-1]]
+        fields = [name.strip("` |") for name in names.split(", ")]
+        for name, each in zip(fields, ranges.split("; ") if len(fields) > 1 else [ranges], strict=True):
+            found[name] = each.strip("| "), default
+    return found
+
+
+def test_every_sampling_parameter_is_documented_with_its_range_and_default() -> None:
+    table = documented()
+    assert table.keys() == RANGES.keys()
+    assert {n: each for n, (each, _) in table.items()} == {n: each for n, (each, _, _) in RANGES.items()}
+    assert all(default for name, (_, default) in table.items() if name != "max_tokens")
+    fields_of_calls = {field.name for field in fields(GenerateCall)}
+    others = "model chat prompt token_ids priority timeout_ms resume_window_s client_key tenant time_left_ms"
+    assert fields_of_calls == RANGES.keys() | set(others.split())
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_what_is_documented_is_what_is_refused(name: str) -> None:
+    _, inside, outside = RANGES[name]
+    room = replace(TEXT, max_tokens=8)
+    for value in inside:
+        admitted(replace(room, **{name: value}))
+    for value in outside:
+        with pytest.raises(Status) as refused:
+            admitted(replace(room, **{name: value}))
+        assert refused.value.code is Code.INVALID_ARGUMENT and refused.value.message.startswith(name)

@@ -26,7 +26,7 @@ from chassis.messages.request import (
     Sampling,
     Terminal,
 )
-from chassis.messages.sampling import TokenLogprobs
+from chassis.messages.sampling import PromptTold, TokenLogprobs
 from gateway.cancels import LEN_MAX
 from gateway.events import (
     Accept,
@@ -525,6 +525,31 @@ def test_takeover_is_answered_without_log_probabilities_that_no_message_can_hold
     entry = TokenLogprobs(-1.0, 1, (5,) * 20, (-1.0,) * 20)
     desk.chunk(A, part(1, text)._replace(logprobs=(entry,) * len(text)))
     assert desk.takeover(2, B) == [Tell(B, "", TakeoverAnswer(R, G, Attempt(2), text, None))]
+
+
+def test_what_is_told_of_a_prompt_goes_with_the_first_id_alone() -> None:
+    prompt = PromptTold((2,), (TokenLogprobs(-1.0, 1),))
+    desk = Desk().opened()
+    desk.chunk(A, part(1, (5, 6))._replace(prompt=prompt))
+    passed = desk.one(Pass)
+    assert isinstance(passed, Pass) and passed.prompt == prompt
+    desk.chunk(A, part(1, (5, 6, 7))._replace(prompt=prompt))  # an owner that starts anew says it again
+    passed = desk.one(Pass)
+    assert isinstance(passed, Pass) and (passed.ids, passed.prompt) == ((7,), None)
+    yes = TakeoverAnswer(R, G, Attempt(2), (5, 6, 7), None, (), prompt)
+    assert desk.takeover(2, B) == [Tell(B, "", yes)]
+
+
+@pytest.mark.parametrize("held", [(), (5,)])
+def test_a_record_tells_of_the_prompt_who_holds_nothing(held: tuple[int, ...]) -> None:
+    prompt = PromptTold((2,), (TokenLogprobs(-1.0, 1),))
+    desk = Desk().opened()
+    if held:
+        desk.chunk(A, part(1, held)._replace(prompt=prompt))
+    desk.chunk(A, finishes=(finish(1, (5, 6)),))  # the part was lost
+    desk.read(replace(terminal((5, 6)), prompt=prompt))
+    passed = desk.one(Pass)
+    assert isinstance(passed, Pass) and passed.prompt == (None if held else prompt)
 
 
 def test_takeover_may_be_asked_again_by_the_same_boot() -> None:

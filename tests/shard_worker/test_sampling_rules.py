@@ -4,8 +4,11 @@ A row's state comes the way it does in service: a slot that starts, steps that b
 """
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -425,3 +428,37 @@ def test_logits_of_a_native_engine_are_not_copied() -> None:
     assert sampler.sample(given, columns_for(rows)).tolist() == [4, 3]
     assert np.isneginf(given[0, 3]) and given[1, 3] == 3.0, "changed in place, and only where it must be"
     assert sampler.sample(given, columns_for([Row(Sampling(0.9), seed=s) for s in (1, 2)])).shape == (2,)
+
+
+# ---- what nobody asks for costs nothing -------------------------------------------------------------
+
+
+def calls_of(rows: Sequence[Row]) -> dict[str, int]:
+    """How often which function of the sampler and of shaping is called for a step's rows."""
+    inputs, logits, counts = inputs_for(rows), torch.tensor([LOGITS] * len(rows)), Counter[str]()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name in WATCHED and not frame.f_code.co_name.startswith("__"):
+            counts[frame.f_code.co_name] += 1
+
+    sys.setprofile(count)
+    try:
+        sampler.output(logits, inputs)
+    finally:
+        sys.setprofile(None)
+    return dict(counts)
+
+
+WATCHED = ("shard_worker.sampler", "shard_worker.shaping", "shard_worker.prompt_asks")
+PLAIN = {"output": 1, "columns_of": 1, "drawn": 1, "_largest": 1}
+
+
+def test_rows_that_ask_for_nothing_pass_no_code_of_it() -> None:
+    """A count of calls, whatever the number of rows."""
+    for rows in (1, 16):
+        assert calls_of([Row(Sampling(0.0))] * rows) == PLAIN
+        drawing = PLAIN | {"_tensor": 1, "weights": 1, "_draw": 1, "draw": 1}
+        assert calls_of([Row(Sampling(0.7, 5, 0.9))] * rows) == drawing
+    shaped = calls_of([Row(Sampling(0.7, 5, 0.9, Shaping(min_p=0.1)))])
+    assert shaped.keys() - drawing.keys() == {"keep_shapes", "_index"}, "the count sees what is used"

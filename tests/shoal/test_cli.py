@@ -30,6 +30,7 @@ GENERATE: list[tuple[list[str], Prompt, Params]] = [
     (["hi", "--min-tokens", "4", "--stop-token-id", "9", "--ignore-eos"], "hi",
      Params(min_tokens=4, stop_token_ids=(9,), ignore_eos=True)),
     (["hi", "--logprobs", "3", "-n", "2"], "hi", Params(top_logprobs=3, n=2)),
+    (["hi", "--prompt-logprobs", "0"], "hi", Params(prompt_logprobs=0)),
     (["--chat", "hi"], [("user", "hi")], Params()),
     (["--chat", "hi", "--system", "be brief"], [("system", "be brief"), ("user", "hi")], Params()),
 ]  # fmt: skip

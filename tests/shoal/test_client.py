@@ -12,7 +12,7 @@ import pytest
 from chassis.wire import gateway_pb2 as pb
 from chassis.wire import gateway_pb2_grpc as pb_grpc
 from shoal import Accepted, AsyncClient, Client, Delta, Finished, Params, ShoalError
-from shoal.client import Model, Prompt, TokenLogprobs, TopLogprob, _event, build_generate
+from shoal.client import Model, Prompt, PromptLogprobs, TokenLogprobs, TopLogprob, _event, build_generate
 
 EVENTS = [
     pb.GenerateEvent(accepted=pb.Accepted(request_id="r", prompt_tokens=3, seed=2**64 - 1)),
@@ -193,3 +193,12 @@ def test_every_parameter_is_sent_and_logprobs_and_choices_come_back() -> None:
 def test_a_bias_of_no_id_is_refused_by_field(bias: dict[int, float]) -> None:
     with pytest.raises(ShoalError, match="logit_bias"):
         build_generate("x", Params(logit_bias=bias))
+
+
+def test_what_is_told_of_a_prompt_is_typed() -> None:
+    top = [pb.TopLogprob(id=7, logprob=-0.25, token=b"y")]
+    told = [pb.TokenLogprobs(logprob=-0.5, rank=2, token=b"x", top=top)]
+    event = pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(first_index=3, ids=[5], logprobs=told))
+    entry = TokenLogprobs(-0.5, 2, b"x", (TopLogprob(7, -0.25, b"y"),))
+    assert _event(event) == PromptLogprobs((5,), 3, (entry,))
+    assert build_generate("hi", Params(prompt_logprobs=0)).HasField("prompt_logprobs")

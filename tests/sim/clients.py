@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from chassis.errors import Code, Status
 from chassis.ids import RequestId
+from chassis.messages.gateway import IdLogprobs, PromptLogprobs
 from chassis.messages.request import Reason
 from chassis.messages.sampling import UNTOLD, TokenLogprobs
 from gateway.service import Accepted, Delta, Finished, GenerateCall, GenerateEvent
-from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, logprobs_of, oracle
+from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, logprobs_of, oracle, prompt_oracle
 from tests.sim.world import Node, World
 
 POISON_ID = 300  # now and then the model says it itself
@@ -41,6 +42,7 @@ class Outcome:
     plan: Plan
     request_id: RequestId | None = None
     ids: list[int] = field(default_factory=list)
+    prompt: list[TokenLogprobs] = field(default_factory=list)  # what the last stream told of it
     text: str = ""
     reason: str = ""  # of Finished, or the name of the status
     message: str = ""  # of the status
@@ -131,6 +133,8 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
         call = replace(call, repetition_penalty=1.5)
     if shaped.random() < 0.4:
         call = replace(call, top_logprobs=shaped.randint(0, 2))
+    if shaped.random() < 0.4:
+        call = replace(call, prompt_logprobs=shaped.randint(0, 2))
     return Plan(
         name=f"c{i}",
         start_s=rng.choice((0.0, rng.uniform(0, options.fault_time_s))),
@@ -152,6 +156,11 @@ def _draw_rival(rng: random.Random, plan: Plan, k: int) -> Plan:
     return replace(
         plan, name=f"{plan.name}r{k}", start_s=start_s, call=call, cancel_after=None, leave_after=None
     )
+
+
+def _read(told: IdLogprobs) -> TokenLogprobs:
+    top_ids, top = tuple(t.id for t in told.top), tuple(t.logprob for t in told.top)
+    return TokenLogprobs(told.logprob, told.rank, top_ids, top)
 
 
 class SimClient:
@@ -202,6 +211,8 @@ class SimClient:
         else:
             stream = gateway.resume(outcome.request_id, tuple(outcome.ids), plan.call.tenant)
         self._last_text = ""
+        if not outcome.ids:
+            outcome.prompt.clear()  # all of it comes again
         since: float | None = None
         loop = asyncio.get_running_loop()
         try:
@@ -224,6 +235,8 @@ class SimClient:
                     self.world.fail(f"{plan.name}: another id on resume")
                 outcome.request_id = request_id
                 self.world.note(f"{plan.name} accepted {request_id} at {node.name}")
+            case PromptLogprobs():
+                self._prompt(event)
             case Delta():
                 self._delta(event)
             case Finished():
@@ -240,8 +253,31 @@ class SimClient:
         await self._maybe_cancel(node)
         return False
 
+    def _prompt(self, told: PromptLogprobs) -> None:
+        """Each place once, in order, before any output."""
+        outcome, call = self.outcome, self.outcome.plan.call
+        first, end = told.first_index, told.first_index + len(told.ids)
+        if outcome.ids or first != 1 + len(outcome.prompt) or call.prompt_logprobs is None:
+            self.world.fail(
+                f"{outcome.plan.name}: told of its prompt from {first}, behind {len(outcome.prompt)}"
+            )
+        if call.token_ids is None or told.ids != call.token_ids[first:end]:
+            self.world.fail(f"{outcome.plan.name}: told of other ids than its prompt's")
+        outcome.prompt += map(_read, told.logprobs)
+
+    def _begins(self) -> None:
+        """With the first output id the whole prompt was told, unless who knew it were lost."""
+        outcome, call = self.outcome, self.outcome.plan.call
+        if call.prompt_logprobs is None or call.token_ids is None:
+            return
+        want = prompt_oracle(call.token_ids, call.prompt_logprobs, NUM_LAYERS)
+        if outcome.prompt != want and (outcome.prompt or not self.world.num_deaths):
+            self.world.fail(f"{outcome.plan.name}: {outcome.prompt} told of its prompt, not {want}")
+
     def _delta(self, delta: Delta) -> None:
         outcome = self.outcome
+        if delta.ids and not outcome.ids:
+            self._begins()
         if delta.ids and delta.first_index != len(outcome.ids):
             self.world.fail(f"{outcome.plan.name}: index {delta.first_index} after {len(outcome.ids)} ids")
         outcome.ids.extend(delta.ids)
@@ -261,9 +297,7 @@ class SimClient:
             return
         for token_id, told in zip(delta.ids, delta.logprobs, strict=True):
             want = logprobs_of(token_id, top)
-            found = TokenLogprobs(
-                told.logprob, told.rank, tuple(t.id for t in told.top), tuple(t.logprob for t in told.top)
-            )
+            found = _read(told)
             if found not in (want, UNTOLD) or (found == UNTOLD and not self.world.num_deaths):
                 self.world.fail(f"{self.outcome.plan.name}: {found} told of {token_id}")
 
