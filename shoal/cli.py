@@ -1,4 +1,4 @@
-"""The `shoal` command: `up`, `generate`, `models`, `model`, `why`, `bench`, `demo`.
+"""The `shoal` command: `up`, `generate`, `models`, `model`, `why`, `cache`, `bench`, `demo`.
 
 What runs locally is found through the run folder that `up` writes, so that nothing needs to be said twice;
 `--address` and `--nats` reach any other deployment. Exit codes: 0 done, 1 refused or failed, 2 wrong use.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chassis.errors import BusError
-from shoal import bench_words, generate_words, model_words
+from shoal import bench_words, cache_words, generate_words, model_words
 from shoal.client import Accepted, AsyncClient, Client, Params, ShoalError
 from shoal.launcher import Deployment, LaunchError, Plan, read_state
 from shoal.ledger import Ledger
@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     tell.add_argument("--nats", help="URL of the bus (default: what `shoal up` runs)")
     _add_run_dir(tell)
     tell.set_defaults(do=_why)
+
+    cache = commands.add_parser("cache", help="show what is cached, by pool and prefix")
+    cache_words.add_words(cache)
+    _add_run_dir(cache)
+    cache.set_defaults(do=_cache)
 
     bench = commands.add_parser("bench", help="say where a step's time goes, beside what the machine allows")
     bench_words.add_words(bench)
@@ -144,12 +149,15 @@ def _models(arguments: argparse.Namespace) -> int:
 
 
 def _why(arguments: argparse.Namespace) -> int:
-    url = arguments.nats or os.environ.get("SHOAL_NATS_URL")
-    if not url:
-        url = str(read_state(arguments.run_dir)["nats_url"])
-    story, text = asyncio.run(why(url, arguments.request_id))
+    story, text = asyncio.run(why(_nats_url(arguments), arguments.request_id))
     _print(text)
     return 0 if story.records or story.spans else 1
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    text, whole = asyncio.run(cache_words.show(_nats_url(arguments), arguments))
+    _print(text)
+    return 0 if whole else 1
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -209,6 +217,11 @@ def _address(arguments: argparse.Namespace) -> str:
     addresses = read_state(arguments.run_dir)["addresses"]
     assert isinstance(addresses, list)
     return str(addresses[0])
+
+
+def _nats_url(arguments: argparse.Namespace) -> str:
+    url = arguments.nats or os.environ.get("SHOAL_NATS_URL")
+    return str(url or read_state(arguments.run_dir)["nats_url"])
 
 
 def _on_signals(shoal: Deployment) -> asyncio.Event:
