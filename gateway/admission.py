@@ -28,6 +28,7 @@ STOP_BYTES_MAX = 256
 STOP_IDS_LEN_MAX = 64
 PRIORITY_DEFAULT = 5
 PRIORITY_MAX = 9
+STREAM_INTERVAL_MAX = 1024
 CLIENT_KEY_BYTES_MAX = 256
 ROLE_BYTES_MAX = 64
 REQUEST_ID_LEN_MAX = 64
@@ -92,6 +93,8 @@ def check_call(call: GenerateCall, limits: CallLimits) -> None:
         raise invalid(f"timeout_ms: {call.timeout_ms}; up to {limits.timeout_s_max * 1000}")
     if not 0 <= call.resume_window_s <= limits.resume_window_s_max:
         raise invalid(f"resume_window_s: {call.resume_window_s}; up to {limits.resume_window_s_max}")
+    if not 0 <= call.stream_interval <= STREAM_INTERVAL_MAX:
+        raise invalid(f"stream_interval: {call.stream_interval}; up to {STREAM_INTERVAL_MAX}")
     if _bytes(call.client_key, "client_key") > CLIENT_KEY_BYTES_MAX:
         raise invalid(f"client_key: at most {CLIENT_KEY_BYTES_MAX} bytes")
 

@@ -1,6 +1,7 @@
 """One client's stream on its way out: what the core passed on and the client has not taken yet.
 
 A slow reader blocks nobody: what it does not take is added to its next delta, up to what a message may hold.
+So is what comes before its interval is full, if it asked for one.
 The buffer is bounded by the request's tokens. Text is made when the client takes it, in its own task.
 """
 
@@ -24,6 +25,7 @@ class Client:
         "_end",
         "_first_index",
         "_ids",
+        "_interval",
         "_logprobs",
         "_prompt",
         "_ready",
@@ -39,8 +41,14 @@ class Client:
     )
 
     def __init__(
-        self, number: int, request_id: RequestId, choice: int = 0, ready: asyncio.Event | None = None
+        self,
+        number: int,
+        request_id: RequestId,
+        choice: int = 0,
+        ready: asyncio.Event | None = None,
+        interval: int = 0,
     ) -> None:
+        """`interval`: ids of a delta, at least, but of the first and the last."""
         self.number = number
         self.request_id = request_id
         self.choice = choice
@@ -54,6 +62,7 @@ class Client:
         self._prompt: PromptTold | None = None
         self._told = False  # the client took Accepted
         self._first_index = 0
+        self._interval = interval
         self._end: End | None = None
         self._status: Status | None = None
         self._ready = ready or asyncio.Event()
@@ -96,7 +105,14 @@ class Client:
             self._pad_logprobs()
             self._logprobs.extend(logprobs)
         self._ids.extend(ids)
-        self._ready.set()
+        if self._due:
+            self._ready.set()
+
+    @property
+    def _due(self) -> bool:
+        """Whether there are ids for a delta."""
+        held = len(self._ids)
+        return held > 0 and (held >= self._interval or self.first_delta_at is None or self.over)
 
     def _pad_logprobs(self, length: int | None = None) -> None:
         """Ids that nobody told of, because a record kept no more."""
@@ -122,7 +138,7 @@ class Client:
             yield from self._prompt_logprobs(self._prompt)
             self._prompt = None
         end = self._end  # no ids follow it
-        while self._ids:
+        while self._due:
             if self.first_delta_at is None:
                 self.first_delta_at = asyncio.get_running_loop().time()
             yield self._delta()

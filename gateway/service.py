@@ -197,12 +197,12 @@ class Gateway:
         requests = [of_choice(first, i, trace.context.encode()) for i, trace in enumerate(traces)]
         for request, trace in zip(requests, traces, strict=True):
             trace.asked(request, "chat" if call.chat is not None else "text_completion")
-        async with aclosing(self._submit(requests, traces)) as events:
+        async with aclosing(self._submit(requests, traces, call.stream_interval)) as events:
             async for event in events:
                 yield event
 
     async def _submit(
-        self, requests: list[Request], traces: list[RequestTrace]
+        self, requests: list[Request], traces: list[RequestTrace], interval: int
     ) -> AsyncGenerator[GenerateEvent, None]:
         """One stream of all choices. The others follow once the first is accepted: what refuses it (a full
         stream, another body under its key) would refuse them too."""
@@ -213,7 +213,7 @@ class Gateway:
             stack.callback(self._choices.pop, requests[0].id, None)
             for choice, (request, trace) in enumerate(zip(requests, traces, strict=True)):
                 clients.append(
-                    await stack.enter_async_context(self._client(request.id, trace, choice, ready))
+                    await stack.enter_async_context(self._client(request.id, trace, choice, ready, interval))
                 )
                 self._streams.put(Submit(loop.time(), clients[-1].number, request))
                 if choice == 0 and len(requests) > 1:
@@ -350,8 +350,10 @@ class Gateway:
         trace: RequestTrace,
         choice: int = 0,
         ready: asyncio.Event | None = None,
+        interval: int = 0,
     ) -> AsyncIterator[Client]:
-        client, streams = Client(next(self._numbers), request_id, choice, ready), self._streams
+        client = Client(next(self._numbers), request_id, choice, ready, interval)
+        streams = self._streams
         streams.clients[client.number] = client
         streams.traces[request_id] = trace
         error: BaseException | None = None

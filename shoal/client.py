@@ -129,6 +129,7 @@ class Params:
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same of the prompt; of several choices the first is told
     n: int | None = None  # choices: the events of all come in one stream
+    stream_interval: int = 0  # output ids of a delta at least, but of the first and the last
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--logprobs", type=int, metavar="N", help="log probabilities, and of the N likeliest")
     group.add_argument("--prompt-logprobs", type=int, metavar="N", help="the same of the prompt")
     group.add_argument("-n", type=int, help="choices")
+    group.add_argument("--stream-interval", type=int, default=0, metavar="N", help="ids of a delta, at least")
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -88,6 +89,7 @@ def params_of(arguments: argparse.Namespace) -> Params:
         top_logprobs=a.logprobs,
         prompt_logprobs=a.prompt_logprobs,
         n=a.n,
+        stream_interval=a.stream_interval,
     )
 
 

@@ -53,6 +53,7 @@ class GenerateCall:
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int | None = None  # choices
+    stream_interval: int = 0  # output ids of a delta, at least
     tenant: str = ""
     time_left_ms: int | None = None  # until the call's own deadline
 
@@ -157,6 +158,7 @@ def parse_generate(data: bytes) -> GenerateCall:
         top_logprobs=m.top_logprobs if m.HasField("top_logprobs") else None,
         prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
         n=m.n if m.HasField("n") else None,
+        stream_interval=m.stream_interval,
     )
 
 

@@ -31,9 +31,9 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_where_the_user_says_or_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.setenv("HOME", str(tmp_path / "ann"))
     assert cache_folder() == tmp_path / "shoal"
-    assert data_folder() == Path("/home/ann/.local/share/shoal")
+    assert data_folder() == tmp_path / "ann/.local/share/shoal"
 
 
 def test_without_a_home_folder(homeless: Path, lines: list[bytes]) -> None:

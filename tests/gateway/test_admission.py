@@ -80,6 +80,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"priority": -1}, "priority: -1; 0 (first) to 9"),
     ({"timeout_ms": 60_001}, "timeout_ms: 60001; up to 60000"),
     ({"resume_window_s": 3601}, "resume_window_s: 3601; up to 3600"),
+    ({"stream_interval": 1025}, "stream_interval: 1025; up to 1024"),
     ({"client_key": "k" * 257}, "client_key: at most 256 bytes"),
 ]
 
@@ -200,6 +201,7 @@ CHANGES: dict[str, Any] = {
     "top_logprobs": 1,
     "n": 1,
     "prompt_logprobs": 0,
+    "stream_interval": None,  # how it is told, not what
     "tenant": None,  # part of the id
     "time_left_ms": None,
 }
@@ -211,7 +213,7 @@ def test_digest_tells_every_field_of_the_body() -> None:
     digests = {body_digest(body, "m") for body in [TEXT, *bodies]} | {body_digest(TEXT, "n")}
     # chat wins over prompt in the encoding, and only one is ever given
     assert len(digests) == len(bodies) + 2 - 1
-    same = replace(TEXT, client_key="k", tenant="t", time_left_ms=5, model="m")
+    same = replace(TEXT, client_key="k", tenant="t", time_left_ms=5, model="m", stream_interval=8)
     assert body_digest(same, "m") == body_digest(TEXT, "m")
 
 

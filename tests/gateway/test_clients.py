@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from chassis.errors import Code, Status
 from chassis.ids import Attempt, RequestId
 from chassis.messages.card import TokenBytes
 from chassis.messages.gateway import (
@@ -55,6 +58,58 @@ def test_ids_that_nobody_told_of_are_marked_among_those_told() -> None:
     delta = asyncio.run(events())[1]
     assert isinstance(delta, Delta)
     assert [(told.rank, told.token) for told in delta.logprobs] == [(0, b"a"), (2, b"b"), (0, b"c")]
+
+
+def _said(
+    held: tuple[int, ...], pieces: list[tuple[int, ...]], interval: int, failed: bool = False
+) -> list[Delta]:
+    """Deltas of a client that takes after each piece."""
+    client = Client(1, R, interval=interval)
+    client.accept(Accept(1, R, "m", (), held, None), OutputText(TABLE))
+    found: list[GenerateEvent] = []
+    index = len(held)
+    for ids in pieces:
+        client.pass_on(index, ids)
+        index += len(ids)
+        found += client.take()
+    if failed:
+        client.fail(Status(Code.UNAVAILABLE, "gone", 0))
+        with pytest.raises(Status):
+            for event in client.take():
+                found.append(event)
+    else:
+        client.finish(End(1, Reason.LENGTH, index, None, Usage(), Timings(), Attempt(1)))
+        found += client.take()
+    return [event for event in found if isinstance(event, Delta)]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_an_interval_gathers_ids_but_the_first_and_the_last(failed: bool) -> None:
+    async def main() -> list[Delta]:
+        return _said((1,), [(97,), (98,), (99, 100), (101,), (102,)], 3, failed)
+
+    deltas = asyncio.run(main())
+    assert [(d.first_index, d.ids, d.text) for d in deltas] == [
+        (1, (97,), "a"),
+        (2, (98, 99, 100), "bcd"),
+        (5, (101, 102), "ef"),
+    ]
+
+
+def test_who_waits_is_not_woken_for_less_than_its_interval() -> None:
+    async def main() -> tuple[bool, bool]:
+        ready = asyncio.Event()
+        client = Client(1, R, ready=ready, interval=3)
+        client.accept(Accept(1, R, "m", (), (), None), OutputText(TABLE))
+        client.pass_on(0, (97,))
+        list(client.take())
+        ready.clear()
+        client.pass_on(1, (98, 99))
+        early = ready.is_set()
+        client.pass_on(3, (100,))
+        return early, ready.is_set()
+
+    assert asyncio.run(main()) == (False, True)
 
 
 LONG = TokenBytes.of([bytes([b]) * 200 for b in range(32, 64)])

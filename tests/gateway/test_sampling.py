@@ -451,6 +451,7 @@ RANGES: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
     "top_logprobs": ("0 to 20", (0, 20), (-1, 21)),
     "prompt_logprobs": ("0 to 20", (0, 20), (-1, 21)),
     "n": ("1 to 16", (1, 16), (0, 17)),
+    "stream_interval": ("0 to 1024", (0, 1024), (-1, 1025)),
 }
 
 
