@@ -67,7 +67,7 @@ public:
         : call_(call), shape_(call.shape), unit_(unit), row_(call, unit.row),
           a_head_(panels_of(unit.count * shape_.group())) {
         const int64_t panels = unit.heads * a_head_, sums = PANEL * Kernel::dim_pad(shape_.head_dim);
-        panels_ = (Panel *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+        panels_ = panels_in(scratch);
         scores_ = (float *)(((uintptr_t)(panels_ + panels) + 63) & ~(uintptr_t)63);
         float *at = scores_ + PANEL * TILE;
         for (int64_t i = 0; i < panels; i++, at += 3 * sums) {
@@ -79,7 +79,11 @@ public:
     // Tiles outside, heads and panels inside: a tile's keys and values serve all of the unit from the first cache,
     // while the next one's are on their way.
     void walk(const AttentionUnit *next) {
-        const int64_t first = tile_start(row_.strip_of(first_)), end = row_.strip_of(last_) + 1;
+        int64_t first = tile_start(row_.strip_of(first_)), end = row_.strip_of(last_) + 1;
+        if (unit_.pieces) {
+            first = std::max<int64_t>(first, unit_.piece * PIECE_STRIPS);
+            end = std::min<int64_t>(end, (unit_.piece + 1) * PIECE_STRIPS);
+        }
         for (int64_t tile = first; tile < end; tile += TILE_STRIPS) {
             if (tile > first && tile % PIECE_STRIPS == 0)
                 for (int64_t i = 0; i < unit_.heads * a_head_; i++) Kernel::join(panels_[i], shape_.head_dim);
@@ -97,15 +101,39 @@ public:
                 over_panels(h, strips, ahead, count);
             }
         }
+        if (unit_.pieces) return;
         const bool joined = panels_[0].joined;
         for (int64_t i = 0; i < unit_.heads * a_head_; i++) {
             if (joined) Kernel::join(panels_[i], shape_.head_dim);
-            for (int r = 0; r < panels_[i].rows; r++)
-                Kernel::finish(panels_[i], r, shape_.head_dim, call_.out + query(i, panels_[i].begin + r) * shape_.head_dim);
+            finish(panels_[i], i);
+        }
+    }
+
+    // Of a unit whose pieces are all in their slots.
+    static void join(const AttentionCall &call, const AttentionUnit &unit, char *slots) {
+        const int64_t head_dim = call.shape.head_dim, a_head = panels_of(call.shape.group());
+        const int64_t slot_bytes = attention_slot_bytes(call.shape);
+        for (int64_t i = 0; i < a_head; i++) {
+            Panel &all = panels_in(slots + unit.slot * slot_bytes)[i];
+            for (int32_t piece = 1; piece < unit.pieces; piece++) {
+                const Panel &one = panels_in(slots + (unit.slot + piece) * slot_bytes)[i];
+                Kernel::add(all.now, all.sums, one.now, one.sums, all.rows, Kernel::dim_pad(head_dim));
+            }
+            for (int r = 0; r < all.rows; r++) {
+                const int64_t head = unit.head * call.shape.group() + all.begin + r;
+                Kernel::finish(all, r, head_dim, call.out + (unit.first * call.shape.heads + head) * head_dim);
+            }
         }
     }
 
 private:
+    static Panel *panels_in(void *scratch) { return (Panel *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63); }
+
+    void finish(const Panel &panel, int64_t index) const {
+        for (int r = 0; r < panel.rows; r++)
+            Kernel::finish(panel, r, shape_.head_dim, call_.out + query(index, panel.begin + r) * shape_.head_dim);
+    }
+
     int64_t token(int64_t row) const { return unit_.first + row / shape_.group(); }
 
     // Of (token, head), the place among a step's query heads.
@@ -138,8 +166,9 @@ private:
     void first_tile(const AttentionUnit &next, Strip *strips) const {
         const Row row(call_, next.row);
         const int64_t position = call_.step.positions[next.first];
-        row.tile(tile_start(row.strip_of(lowest_seen(position, call_.window))), row.strip_of(position) + 1, next.head,
-                 strips);
+        const int64_t tile = tile_start(row.strip_of(lowest_seen(position, call_.window)));
+        row.tile(std::max<int64_t>(tile, next.pieces ? next.piece * PIECE_STRIPS : 0), row.strip_of(position) + 1,
+                 next.head, strips);
     }
 
     void over_panels(int64_t head, const Strip *strips, const Strip *ahead, int count) {
@@ -205,8 +234,21 @@ int64_t cut_units(const AttentionShape &shape, int32_t row, int32_t first, int32
     int64_t count = 0;
     for (int32_t at = first; at < end; at += tokens) {
         const int32_t taken = std::min(tokens, end - at), heads = taken == 1 && together ? kv_heads : 1;
-        for (int32_t head = 0; head < kv_heads; head += heads) units[count++] = {row, at, taken, head, heads};
+        for (int32_t head = 0; head < kv_heads; head += heads)
+            units[count++] = {row, at, taken, head, heads, 0, 0, 0};
     }
+    return count;
+}
+
+int64_t cut_pieces(const AttentionShape &shape, int32_t row, int32_t token, int32_t position, int32_t slot,
+                   int32_t slots, AttentionUnit *units) {
+    const int64_t per_block = shape.block_pad() / WIDTH;
+    const int64_t strips = (position / shape.block_size + 1) * per_block;  // at least
+    const int32_t pieces = (int32_t)((strips + PIECE_STRIPS - 1) / PIECE_STRIPS), kv_heads = (int32_t)shape.kv_heads;
+    if (pieces < 2 || pieces * kv_heads > slots) return 0;
+    int64_t count = 0;
+    for (int32_t head = 0; head < kv_heads; head++, slot += pieces)
+        for (int32_t piece = 0; piece < pieces; piece++) units[count++] = {row, token, 1, head, 1, piece, pieces, slot};
     return count;
 }
 
@@ -215,6 +257,13 @@ size_t attention_scratch_bytes(const AttentionShape &shape) {
     const int64_t decode = shape.kv_heads * panels_of(shape.group()), panels = std::max(chunk, decode);
     const int64_t width = (shape.head_dim + WIDTH - 1) / WIDTH * WIDTH;
     return panels * (sizeof(Panel) + 3 * PANEL * width * sizeof(float)) + PANEL * TILE * sizeof(float) + 128;
+}
+
+size_t attention_slot_bytes(const AttentionShape &shape) {
+    const int64_t width = (shape.head_dim + WIDTH - 1) / WIDTH * WIDTH;
+    const size_t bytes = panels_of(shape.group()) * (sizeof(Panel) + 3 * PANEL * width * sizeof(float)) +
+                         PANEL * TILE * sizeof(float) + 128;
+    return (bytes + 63) / 64 * 64;
 }
 
 void write_kv(const AttentionCall &call, int64_t t, int64_t head, int64_t heads) {
@@ -229,13 +278,31 @@ void write_kv(const AttentionCall &call, int64_t t, int64_t head, int64_t heads)
     });
 }
 
-void attend(const AttentionCall &call, const AttentionUnit &unit, const AttentionUnit *next, void *scratch) {
-    with_best16(call.shape.one16, [&](auto set) {
-        if (call.shape.narrow)
-            UnitWalk<decltype(set), bf16>(call, unit, scratch).walk(next);
+namespace {
+
+// f with the walk for these vectors and this type.
+template <typename F>
+void with_walk(const AttentionShape &shape, F f) {
+    with_best16(shape.one16, [&](auto set) {
+        if (shape.narrow)
+            f((UnitWalk<decltype(set), bf16> *)nullptr);
         else
-            UnitWalk<decltype(set), float>(call, unit, scratch).walk(next);
+            f((UnitWalk<decltype(set), float> *)nullptr);
     });
+}
+
+}  // namespace
+
+void attend(const AttentionCall &call, const AttentionUnit &unit, const AttentionUnit *next, void *scratch) {
+    with_walk(call.shape, [&](auto *walk) { std::remove_reference_t<decltype(*walk)>(call, unit, scratch).walk(next); });
+}
+
+void attend_piece(const AttentionCall &call, const AttentionUnit &unit, const AttentionUnit *next, char *slots) {
+    attend(call, unit, next, slots + (unit.slot + unit.piece) * attention_slot_bytes(call.shape));
+}
+
+void join_pieces(const AttentionCall &call, const AttentionUnit &unit, char *slots) {
+    with_walk(call.shape, [&](auto *walk) { std::remove_reference_t<decltype(*walk)>::join(call, unit, slots); });
 }
 
 }  // namespace shoal

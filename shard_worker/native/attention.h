@@ -32,6 +32,8 @@ struct AttentionShape {
 // [head, head + heads).
 struct AttentionUnit {
     int32_t row, first, count, head, heads;
+    // Of a token that is alone, under one head: only this piece of its context, in a slot of its own. 0 pieces: all.
+    int32_t piece, pieces, slot;
 };
 
 // What a step's attention in one layer works on.
@@ -49,8 +51,14 @@ struct AttentionCall {
 int64_t cut_units(const AttentionShape &shape, int32_t row, int32_t first, int32_t end, bool together,
                   AttentionUnit *units);
 
-// Bytes that one thread needs.
+// A decode's units for each piece of its context, where there are several and slots enough; 0: they are not cut so.
+// Slots follow each other from `slot` on.
+int64_t cut_pieces(const AttentionShape &shape, int32_t row, int32_t token, int32_t position, int32_t slot,
+                   int32_t slots, AttentionUnit *units);
+
+// Bytes that one thread needs, and that a slot takes.
 size_t attention_scratch_bytes(const AttentionShape &shape);
+size_t attention_slot_bytes(const AttentionShape &shape);
 
 // Writes a token's KV heads [head, head + heads) into its slot: keys as they are, values with what overflowed cut to
 // the largest number, for 0 * infinity in a masked place would reach the block's next owner.
@@ -59,5 +67,10 @@ void write_kv(const AttentionCall &call, int64_t t, int64_t head, int64_t heads)
 // The query heads of a unit, for each of its tokens, over the row's blocks up to the token. What `next` begins with
 // (NULL: nothing) comes into the cache meanwhile.
 void attend(const AttentionCall &call, const AttentionUnit &unit, const AttentionUnit *next, void *scratch);
+
+// The same for a unit that is a piece, into its slot of `slots`; and what follows when all of its pieces are there: they
+// are joined in their order, which gives the numbers that a unit of the whole context gives.
+void attend_piece(const AttentionCall &call, const AttentionUnit &unit, const AttentionUnit *next, char *slots);
+void join_pieces(const AttentionCall &call, const AttentionUnit &unit, char *slots);
 
 }  // namespace shoal

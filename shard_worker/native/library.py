@@ -126,7 +126,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             c_void_p,
         ],
     ),
-    "shoal_vector_functions": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "shoal_vector_functions": (
+        None,
+        [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
 }
 
 

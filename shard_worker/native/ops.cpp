@@ -30,6 +30,10 @@ struct OpsOn {
 
     SHOAL_INLINE F silu(F x) { return x / (V::set1(1.0f) + V::exp(-x)); }
 
+    SHOAL_INLINE F rough_silu(F x) {
+        return x * V::inverse(V::set1(1.0f) + V::exp2(x * V::set1(-1.44269504088896341f)));
+    }
+
     static void rms_norm(const float *x, const float *weight, float eps, int64_t count, float *y) {
         F squares[4] = {V::set1(0.0f), V::set1(0.0f), V::set1(0.0f), V::set1(0.0f)};
         int64_t i = 0;
@@ -59,6 +63,12 @@ struct OpsOn {
     static void silu_times(float *gate, const float *up, int64_t count) {
         each_vector<V>(count, [&](int64_t i, auto load, auto store) {
             store(gate + i, silu(load(gate + i)) * load(up + i));
+        });
+    }
+
+    static void silu_times_rough(float *gate, const float *up, int64_t count) {
+        each_vector<V>(count, [&](int64_t i, auto load, auto store) {
+            store(gate + i, rough_silu(load(gate + i)) * load(up + i));
         });
     }
 
@@ -108,16 +118,18 @@ struct OpsOn {
         each_vector<V>(count, [&](int64_t i, auto load, auto store) { store((bf16 *)narrow + i, load(wide + i)); });
     }
 
-    static void functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers) {
+    static void functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers,
+                          float *rough_silus) {
         each_vector<V>(count, [&](int64_t i, auto load, auto store) {
             store(exps + i, V::exp(load(x + i)));
             store(tanhs + i, V::tanh(load(x + i)));
             store(silus + i, silu(load(x + i)));
             store(powers + i, V::exp2(load(x + i)));
+            store(rough_silus + i, rough_silu(load(x + i)));
         });
     }
 
-    static constexpr Ops ops = {rms_norm, add_residual, silu_times, gelu_times, rotate,
+    static constexpr Ops ops = {rms_norm, add_residual, silu_times, gelu_times, silu_times_rough, rotate,
                                 scale_row, cap_row,     widen,      narrow,     functions};
 };
 
@@ -139,6 +151,7 @@ bool uses_one16() { return !std::strcmp(shoal_linear_isa(), "avx512"); }
 
 }  // namespace shoal
 
-void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers) {
-    shoal::ops_of(shoal::uses_one16()).functions(x, count, exps, tanhs, silus, powers);
+void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers,
+                            float *rough_silus) {
+    shoal::ops_of(shoal::uses_one16()).functions(x, count, exps, tanhs, silus, powers, rough_silus);
 }

@@ -15,6 +15,8 @@ struct Ops {
     // gate = silu(gate) * up, and gate = gelu(gate) * up in the tanh approximation.
     void (*silu_times)(float *gate, const float *up, int64_t count);
     void (*gelu_times)(float *gate, const float *up, int64_t count);
+    // silu within 1e-4 of itself, for what is rounded to bfloat16.
+    void (*silu_times_rough)(float *gate, const float *up, int64_t count);
 
     // Turns pairs (i, i + half) of a head by the angles whose cosines and sines these are.
     void (*rotate)(float *head, const float *cosines, const float *sines, int64_t half);
@@ -27,7 +29,7 @@ struct Ops {
     void (*widen)(const void *narrow, int64_t count, float *wide);
     void (*narrow)(const float *wide, int64_t count, void *narrow);
 
-    void (*functions)(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers);
+    void (*functions)(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers, float *rough_silus);
 };
 
 // For the vectors to use: vec16.h.

@@ -6,87 +6,23 @@
 #include "stage.h"
 
 #include <algorithm>
-#include <chrono>
-#include <memory>
+#include <atomic>
 #include <new>
 #include <vector>
 
 #include "attention.h"
 #include "barrier.h"
+#include "buffer.h"
+#include "map.h"
 #include "ops.h"
+#include "step_clock.h"
 
 namespace {
 
 using namespace shoal;
 
-constexpr int64_t BLOCK_ROWS = 64;     // rows that a thread takes at once
-constexpr int64_t PANEL_OUTPUTS = 16;  // linear.h shares out outputs in whole panels
-constexpr int64_t PIECE_PANELS = 4;    // of a product that a thread takes at once, at least
-constexpr int64_t PIECES_MAX = 32;     // of one matrix
-constexpr int64_t FEW_ROWS = 4;        // for more a product first packs its input, once a piece: pieces are then large
-constexpr int64_t ALIGNMENT = 64;
-
-using Run = decltype(&shoal_linear_run);  // one of linear.h's, by what activations may be rounded to
-
-// A share of one of a map's matrices.
-struct Piece {
-    const shoal_linear *matrix;
-    int64_t part, parts;
-    int64_t at;          // the matrix's first among the map's outputs
-    int64_t first, end;  // the piece's among the matrix's outputs
-};
-
-struct Map {
-    std::vector<const shoal_linear *> matrices;
-    std::vector<Piece> small, large;  // two ways to share it out; both matrix by matrix
-    const float *bias = nullptr;
-
-    Map() = default;
-
-    Map(const shoal_map &map, int64_t large_parts)
-        : matrices(map.matrices, map.matrices + map.count), bias(map.bias) {
-        int64_t at = 0;
-        for (const shoal_linear *matrix : matrices) {
-            const int64_t outputs = shoal_linear_outputs(matrix), panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
-            auto cut = [&](int64_t parts, std::vector<Piece> &pieces) {
-                for (int64_t i = 0; i < parts; i++)
-                    pieces.push_back({matrix, i, parts, at, panels * i / parts * PANEL_OUTPUTS,
-                                      std::min(outputs, panels * (i + 1) / parts * PANEL_OUTPUTS)});
-            };
-            cut(std::clamp<int64_t>(panels / PIECE_PANELS, 1, PIECES_MAX), small);
-            cut(large_parts, large);
-            at += outputs;
-        }
-    }
-
-    const std::vector<Piece> &pieces(int64_t rows) const { return rows <= FEW_ROWS ? small : large; }
-
-    // Two matrices whose outputs belong together one by one, as gate and up do.
-    bool pairs(int64_t outputs) const {
-        return matrices.size() == 2 && shoal_linear_outputs(matrices[0]) == outputs &&
-               shoal_linear_outputs(matrices[1]) == outputs;
-    }
-
-    size_t scratch_bytes(int64_t rows) const {
-        size_t most = 0;
-        for (const shoal_linear *matrix : matrices) most = std::max(most, shoal_linear_scratch_bytes(matrix, rows));
-        return most;
-    }
-
-    void run(const Piece &piece, Run multiply, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy,
-             void *scratch) const {
-        multiply(piece.matrix, x, ldx, rows, y + piece.at, ldy, bias ? bias + piece.at : nullptr, (int)piece.part,
-                 (int)piece.parts, scratch);
-    }
-
-    void run_all(Run multiply, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy, void *scratch) const {
-        int64_t at = 0;
-        for (const shoal_linear *matrix : matrices) {
-            run({matrix, 0, 1, at, 0, 0}, multiply, x, ldx, rows, y, ldy, scratch);
-            at += shoal_linear_outputs(matrix);
-        }
-    }
-};
+constexpr int64_t BLOCK_ROWS = 64;  // rows that a thread takes at once
+constexpr int64_t SLOTS = 256;      // for pieces of contexts
 
 struct Layer {
     shoal_layer norms;  // and options
@@ -95,44 +31,6 @@ struct Layer {
     Layer(const shoal_layer &layer, int threads)
         : norms(layer), qkv(layer.qkv, threads), out(layer.out, threads), gate_up(layer.gate_up, threads),
           down(layer.down, threads) {}
-};
-
-struct Free {
-    void operator()(void *p) const { ::operator delete(p, std::align_val_t(ALIGNMENT)); }
-};
-
-// Untouched until it is written: what a small step does not reach takes no memory.
-template <typename T>
-class Buffer {
-public:
-    void take(int64_t count) {
-        data_.reset();
-        data_.reset((T *)::operator new((size_t)std::max<int64_t>(1, count) * sizeof(T), std::align_val_t(ALIGNMENT)));
-    }
-    operator T *() const { return data_.get(); }
-
-private:
-    std::unique_ptr<T, Free> data_;
-};
-
-// Wall time of one thread, phase by phase.
-class Clock {
-public:
-    explicit Clock(int64_t *ns) : ns_(ns) { last_ = now(); }
-
-    void spent(shoal_phase phase) {
-        if (!ns_) return;
-        const int64_t at = now();
-        ns_[phase] += at - last_;
-        last_ = at;
-    }
-
-private:
-    static int64_t now() {
-        return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-            .count();
-    }
-    int64_t *ns_, last_;
 };
 
 }  // namespace
@@ -164,6 +62,8 @@ struct shoal_stage {
     int64_t tokens_max = 0, wide_rows = 0, scratch_bytes = 0;
     Buffer<float> hidden, normed, qkv, mixed, added, gates, turns;
     Buffer<AttentionUnit> units, last_units;
+    Buffer<char> slots;                     // of units that are pieces
+    Buffer<std::atomic<int32_t>> finished;  // pieces, by a head's first slot
     Buffer<int64_t> kept;
     Buffer<char> scratch;
 
@@ -172,6 +72,7 @@ struct shoal_stage {
     int64_t num_units = 0, num_last_units = 0;
     int64_t num_kept = 0;  // rows that the last layer ends with: all, or those of the tokens `kept`
     bool trimmed = false;
+    bool pieced = false;  // units are pieces of contexts
     const int64_t *places = nullptr;
     int64_t num_places = 0;
     float *logits = nullptr;
@@ -199,15 +100,20 @@ private:
     }
     void enter(int64_t t);
     void leave(int64_t t);
+    // A row stays with its thread from layer to layer, and with its thread's cache.
     template <typename F>
-    void each_row(int64_t count, Clock &clock, F f) {
-        share(count, f);
+    void own_rows(int64_t count, int part, F f) {
+        for (int64_t t = count * part / threads; t < count * (part + 1) / threads; t++) f(t);
+    }
+    template <typename F>
+    void each_row(int64_t count, int part, Clock &clock, F f) {
+        own_rows(count, part, f);
         clock.spent(SHOAL_TIME_NORMS);
         wait(clock);
     }
     bool is_last(size_t index) const { return trimmed && index + 1 == layers.size(); }
     // Attention turns the row it takes, where each row is one token and none is left out.
-    bool turns_apart(size_t index) const { return !decodes_only() || is_last(index); }
+    bool turns_apart(size_t index) const { return !decodes_only() || pieced || is_last(index); }
     AttentionCall call(size_t index) {
         return {shape, *step, pages[index], layers[index].norms.window, qkv, mixed};
     }
@@ -240,9 +146,14 @@ void shoal_stage::attach(const shoal_stage_memory &memory) {
     added.take(wide_rows * c.hidden);
     gates.take(wide_rows * 2 * c.inner);
     turns.take(tokens_max * (int64_t)ropes.size() * 2 * half_max);
-    units.take(tokens_max * c.kv_heads);
+    units.take(tokens_max * c.kv_heads + SLOTS);
     if (c.head_norm) last_units.take(tokens_max * c.kv_heads);
     if (c.head_norm) kept.take(tokens_max);
+    if (threads > 1) {
+        slots.take(SLOTS * (int64_t)attention_slot_bytes(shape));
+        finished.take(SLOTS);
+        for (int64_t i = 0; i < SLOTS; i++) new (finished + i) std::atomic<int32_t>(0);
+    }
     size_t bytes = attention_scratch_bytes(shape);
     for (const Layer &layer : layers)
         for (const Map *map : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
@@ -324,7 +235,8 @@ void shoal_stage::after_mlp(size_t index, int64_t t, const float *row) {
 }
 
 void shoal_stage::activate(float *row, int64_t first, int64_t end) const {
-    (c.activation == SHOAL_SILU ? ops.silu_times : ops.gelu_times)(row + first, row + c.inner + first, end - first);
+    (c.activation != SHOAL_SILU ? ops.gelu_times : c.narrow ? ops.silu_times_rough : ops.silu_times)(
+        row + first, row + c.inner + first, end - first);
 }
 
 void shoal_stage::attend_all(size_t index, int part, Clock &clock) {
@@ -335,7 +247,12 @@ void shoal_stage::attend_all(size_t index, int part, Clock &clock) {
     share(count, [&](int64_t i) {
         const AttentionUnit &unit = first[count - 1 - i];
         if (!turns_apart(index)) turn(index, unit.first, unit.head, unit.heads);
-        attend(call, unit, i + threads < count ? &unit - threads : nullptr, scratch_of(part));
+        const AttentionUnit *next = i + threads < count ? &unit - threads : nullptr;
+        if (!unit.pieces) return attend(call, unit, next, scratch_of(part));
+        attend_piece(call, unit, next, slots);
+        if (finished[unit.slot].fetch_add(1, std::memory_order_acq_rel) + 1 < unit.pieces) return;
+        finished[unit.slot].store(0, std::memory_order_relaxed);
+        join_pieces(call, unit, slots);
     });
     clock.spent(SHOAL_TIME_ATTENTION);
     wait(clock);
@@ -370,7 +287,7 @@ void shoal_stage::gates_of_all(const Layer &layer, int64_t n, int part, Clock &c
     const Map &map = layer.gate_up;
     if (!map.pairs(c.inner)) {
         product(map, normed, c.hidden, gates, ld, n, part, clock);
-        share(n, [&](int64_t t) { activate(gates + t * ld, 0, c.inner); });
+        own_rows(n, part, [&](int64_t t) { activate(gates + t * ld, 0, c.inner); });
     } else {
         const std::vector<Piece> &pieces = map.pieces(n);
         const int64_t pairs = (int64_t)pieces.size() / 2;
@@ -390,16 +307,16 @@ void shoal_stage::gates_of_all(const Layer &layer, int64_t n, int part, Clock &c
 void shoal_stage::outputs_after(size_t index, int64_t n, int part, Clock &clock) {
     const Layer &layer = layers[index];
     product(layer.out, mixed, mixed_width(), added, c.hidden, n, part, clock);
-    each_row(n, clock, [&](int64_t t) { after_attention(layer, t, added + t * c.hidden); });
+    each_row(n, part, clock, [&](int64_t t) { after_attention(layer, t, added + t * c.hidden); });
     gates_of_all(layer, n, part, clock);
     product(layer.down, gates, 2 * c.inner, added, c.hidden, n, part, clock);
-    each_row(n, clock, [&](int64_t t) { after_mlp(index, t, added + t * c.hidden); });
+    each_row(n, part, clock, [&](int64_t t) { after_mlp(index, t, added + t * c.hidden); });
 }
 
 void shoal_stage::by_outputs(int part, Clock &clock) {
     for (size_t i = 0; i < layers.size(); i++) {
         product(layers[i].qkv, normed, c.hidden, qkv, qkv_width(), step->num_tokens, part, clock);
-        if (turns_apart(i)) each_row(step->num_tokens, clock, [&](int64_t t) { turn(i, t, 0, c.kv_heads); });
+        if (turns_apart(i)) each_row(step->num_tokens, part, clock, [&](int64_t t) { turn(i, t, 0, c.kv_heads); });
         if (is_last(i) && !num_kept) return;
         attend_all(i, part, clock);
         if (is_last(i)) trim(part, clock);
@@ -441,7 +358,7 @@ void shoal_stage::rows_after(size_t index, int64_t first, int64_t end, int part,
 void shoal_stage::by_blocks(int part, Clock &clock) {
     int64_t n = step->num_tokens;
     for (size_t i = 0; i <= layers.size(); i++) {
-        const int64_t blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        const int64_t blocks = std::max<int64_t>(threads, (n + BLOCK_ROWS - 1) / BLOCK_ROWS);
         share(blocks, [&](int64_t b) {
             const int64_t first = b * n / blocks, end = (b + 1) * n / blocks;
             if (i > 0) rows_after(i - 1, first, end, part, clock);
@@ -463,11 +380,24 @@ void shoal_stage::begin(const shoal_step &next) {
     step = &next;
     const bool together = step->num_rows >= 4 * threads;
     num_units = num_last_units = 0;
-    for (int64_t row = 0; row < step->num_rows; row++)
-        num_units += cut_units(shape, (int32_t)row, step->row_offsets[row], step->row_offsets[row + 1], together,
-                               units + num_units);
     trimmed = c.head_norm && step->wanted && step->num_wanted < step->num_tokens;
     num_kept = trimmed ? step->num_wanted : step->num_tokens;
+    // Where heads are too few to keep the threads busy, long contexts are shared out too.
+    pieced = false;
+    if (threads > 1 && decodes_only() && step->num_rows * c.kv_heads < 4 * threads) {
+        int64_t slot = 0;
+        for (int64_t row = 0; row < step->num_rows; row++) {
+            const int64_t cut = cut_pieces(shape, (int32_t)row, (int32_t)row, step->positions[row], (int32_t)slot,
+                                           (int32_t)(SLOTS - slot), units + num_units);
+            slot += cut, pieced |= cut > 0;
+            num_units += cut ? cut
+                             : cut_units(shape, (int32_t)row, (int32_t)row, (int32_t)row + 1, false, units + num_units);
+        }
+    }
+    if (!pieced) num_units = 0;
+    for (int64_t row = 0; row < step->num_rows && !pieced; row++)
+        num_units += cut_units(shape, (int32_t)row, step->row_offsets[row], step->row_offsets[row + 1], together,
+                               units + num_units);
     if (!trimmed) return;
     std::copy(step->wanted, step->wanted + num_kept, (int64_t *)kept);
     int64_t row = 0;
@@ -490,7 +420,7 @@ int64_t shoal_stage::row_of(int64_t token) const {
 
 void shoal_stage::run(int part) {
     Clock clock(part == 0 ? times : nullptr);
-    share(step->num_tokens, [&](int64_t t) { enter(t); });
+    own_rows(step->num_tokens, part, [&](int64_t t) { enter(t); });
     clock.spent(SHOAL_TIME_EDGES);
     wait(clock);
     if (by_rows())
@@ -498,14 +428,14 @@ void shoal_stage::run(int part) {
     else
         by_outputs(part, clock);
     if (!step->activations_out) return;
-    share(step->num_tokens, [&](int64_t t) { leave(t); });
+    own_rows(step->num_tokens, part, [&](int64_t t) { leave(t); });
     clock.spent(SHOAL_TIME_EDGES);
     wait(clock);
 }
 
 void shoal_stage::run_head(int part) {
     Clock clock(part == 0 ? times : nullptr);
-    share(num_places, [&](int64_t i) {
+    own_rows(num_places, part, [&](int64_t i) {
         ops.rms_norm(hidden + row_of(places[i]) * c.hidden, c.head_norm, c.rms_eps, c.hidden, normed + i * c.hidden);
     });
     barrier.wait();
@@ -515,7 +445,7 @@ void shoal_stage::run_head(int part) {
     });
     barrier.wait();
     if (c.logit_softcap != 0.0f)
-        share(num_places, [&](int64_t i) { ops.cap_row(logits + i * c.vocab, c.logit_softcap, c.vocab); });
+        own_rows(num_places, part, [&](int64_t i) { ops.cap_row(logits + i * c.vocab, c.logit_softcap, c.vocab); });
     barrier.wait();
     clock.spent(SHOAL_TIME_HEAD);
 }

@@ -113,9 +113,10 @@ void shoal_stage_times(const shoal_stage *stage, int64_t *ns);
 int shoal_attention(shoal_pool *pool, const shoal_step *step, void *pages, const shoal_stage_config *config,
                     int64_t block_size, int64_t window, const float *qkv, float *out);
 
-// e^x[i], tanh(x[i]), x[i] * sigmoid(x[i]), 2^x[i] (that of weights in bfloat16) for count a multiple of 8. For tests of
-// their error.
-void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers);
+// e^x[i], tanh(x[i]), x[i] * sigmoid(x[i]), then 2^x[i] and x[i] * sigmoid(x[i]) for what is rounded to bfloat16; count is
+// a multiple of 8. For tests of their error.
+void shoal_vector_functions(const float *x, int64_t count, float *exps, float *tanhs, float *silus, float *powers,
+                            float *rough_silus);
 
 #ifdef __cplusplus
 }

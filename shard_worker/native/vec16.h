@@ -57,6 +57,7 @@ struct Two16 {
     SHOAL_INLINE F exp(F x) { return {shoal::exp(x.a), shoal::exp(x.b)}; }
     SHOAL_INLINE F tanh(F x) { return {shoal::tanh(x.a), shoal::tanh(x.b)}; }
     SHOAL_INLINE F exp2(F x) { return exp(x * set1(0.693147180559945309f)); }
+    SHOAL_INLINE F inverse(F x) { return set1(1.0f) / x; }
     SHOAL_INLINE F number(F x) {
         return {choose(x.a == x.a, x.a, shoal::set1(0.0f)), choose(x.b == x.b, x.b, shoal::set1(0.0f))};
     }
@@ -138,6 +139,7 @@ struct One16 {
         p = fma(p, f, set1(EXP2_1));
         return _mm512_scalef_ps(fma(p, f, set1(1.0f)), x);
     }
+    SHOAL_INLINE F inverse(F x) { return _mm512_rcp14_ps(x); }  // within 2^-14 of itself
     SHOAL_INLINE F number(F x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), x); }
     SHOAL_INLINE float sum(F x) {
         return shoal::sum((v8)_mm512_castps512_ps256(x) + (v8)_mm512_extractf32x8_ps(x, 1));

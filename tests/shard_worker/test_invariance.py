@@ -143,6 +143,19 @@ def test_chunks_that_are_shared_out_by_rows(kind: str) -> None:
         pipeline.forget(sequence)
 
 
+@every
+@pytest.mark.parametrize("threads", [2, 3])
+def test_a_long_context_that_is_shared_out(kind: str, threads: int) -> None:
+    """Where there are fewer heads than threads would like, each takes pieces of the context."""
+    pipeline = Pipeline(kind, threads=threads)
+    sequence, other = Tokens(ids(1, 300)), Tokens(ids(2, 300))
+    pipeline.run(other, [270])
+    got = [pipeline.run(sequence, [250])]
+    got += [pipeline.step([(sequence, 1)])[0] for _ in range(30)]
+    got += [pipeline.step([(other, 1), (sequence, 1)])[1] for _ in range(20)]
+    np.testing.assert_array_equal(np.concatenate(got), alone(kind, 300))
+
+
 def neighbours(count: int, seed: int) -> Iterator[tuple[Tokens, int]]:
     """Rows in the middle of their lives: decodes and chunks."""
     draw = np.random.default_rng(seed)
