@@ -7,7 +7,7 @@ memory. Nothing quantised twice gets better: what comes in as few bits as are as
 import hashlib
 import os
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -28,9 +28,10 @@ BITS = {"int8": 8, "int4": 4}
 OUTSIDE_BITS_MIN = 8  # of embedding and head, which every token goes through alone
 INT_FORMATS = {8: WeightFormat.Q8_0, 4: WeightFormat.Q4_1}
 
+Bits = np.unsignedinteger[Any]
 _HALF = (np.uint16, np.uint16(0x7C00))
 # The type that its numbers' bits are read as, the exponent in them, and where in a block they lie.
-EXPONENTS: dict[WeightFormat, tuple[type, np.unsignedinteger, tuple[int, ...]]] = {
+EXPONENTS: dict[WeightFormat, tuple[type[Bits], Bits, tuple[int, ...]]] = {
     WeightFormat.F32: (np.uint32, np.uint32(0x7F800000), ()),
     WeightFormat.BF16: (np.uint16, np.uint16(0x7F80), ()),
     WeightFormat.F16: (*_HALF, ()),
@@ -184,11 +185,12 @@ def is_finite(matrix: StoredMatrix) -> bool:
     """Whether all its numbers are numbers: of packed ones, whether scales and offsets are."""
     dtype, mask, places = EXPONENTS[matrix.format]
     block_bytes = GGML_QUANT_SIZES[KIND_OF[matrix.format]][1]
+    fields: list[NDArray[Bits]]
     if is_packed(matrix.format):
         blocks = matrix.rows.reshape(-1, block_bytes)
         fields = [blocks[:, at : at + 2].copy().view(dtype) for at in places]
     else:
-        fields = [np.require(matrix.rows, requirements="CA").view(dtype)]
+        fields = [np.require(matrix.rows, requirements=("C", "A")).view(dtype)]
     flat = [field.reshape(-1) for field in fields]
     return not any(
         (part[at : at + CHUNK_NUMBERS] & mask == mask).any()

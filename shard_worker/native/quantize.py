@@ -3,13 +3,14 @@
 import ctypes
 from ctypes import c_int, c_int64, c_void_p
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from shard_worker.model.stage_weights import U8, StoredMatrix, WeightFormat
 from shard_worker.native.library import FORMATS, address, native_if_built
 
-_ARGUMENTS = [c_int, c_void_p, c_int64, c_int, c_void_p, c_int]
+_ARGUMENTS: list[Any] = [c_int, c_void_p, c_int64, c_int, c_void_p, c_int]
 GROUP = 32
 _NOT_FINITE = 1
 
