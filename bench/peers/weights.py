@@ -91,6 +91,10 @@ def _hf(dtype: str, *flags: str) -> Form:
     return Form(lambda: hf_folder(dtype), dtype, flags)
 
 
+# Packed weights are multiplied by activations in 8 bits, as llama.cpp and OpenVINO do without being asked.
+PACKED = ("--quantize", "keep", "--int8-activations", "--dtype", "bfloat16")
+
+
 def _gguf(kind: str, *flags: str, note: str = "") -> Form:
     return Form(lambda: gguf_file(kind), "packed", flags, note or kind)
 
@@ -111,12 +115,12 @@ ROWS: dict[str, dict[str, Form]] = {
         "llamacpp": _gguf("F32"),
     },
     "int8": {
-        "shoal": _gguf("Q8_0", "--quantize", "keep", "--dtype", "bfloat16"),
+        "shoal": _gguf("Q8_0", *PACKED),
         "llamacpp": _gguf("Q8_0"),
         "openvino": _gguf("Q8_0"),
     },
     "int4": {
-        "shoal": _gguf("Q4_1", "--quantize", "keep", "--dtype", "bfloat16"),
+        "shoal": _gguf("Q4_1", *PACKED),
         "llamacpp": _gguf("Q4_1"),
         "openvino": _gguf("Q4_1"),
     },
