@@ -20,6 +20,7 @@ from shard_worker.attention.device import AttentionShape, DeviceAttention, Devic
 from shard_worker.attention.interface import LayerKv
 from shard_worker.attention.pages import StepShape, decode_order, padded, scrap_step, widest_of
 from shard_worker.device.graphs import ROWS, Output, Recorder, Shapes, recorder_for
+from shard_worker.device.last_sampled import DeviceLastSampled
 from shard_worker.device.layers import DeviceLayers
 from shard_worker.device.packing import Field, Layout, Sizes, layout_of, pack, sizes_of
 from shard_worker.device.sampling import ids_of, sample
@@ -82,6 +83,7 @@ class _Attached:
     fixed: DeviceBuffer  # columns of padded steps: stays in place, for recordings read it
     columns: DeviceBuffer  # of the others
     entered: torch.Tensor  # [rows, hidden_size] into a padded step, in place too
+    last_sampled: DeviceLastSampled
 
 
 class DeviceStage:
@@ -169,6 +171,7 @@ class DeviceStage:
             ),
             columns=DeviceBuffer(self.device),
             entered=entered,
+            last_sampled=DeviceLastSampled(self.device),
         )
         if on_device:
             torch.cuda.synchronize(self.device)  # what was made so far is not in the order of any lane
@@ -194,8 +197,10 @@ class DeviceStage:
     def begin(self, inputs: StepInputs, activations: memoryview) -> InFlight:
         """Of at least one token. The caller may reuse `activations` at once. Only one thread begins."""
         with torch.inference_mode():
-            step = self._enqueue(inputs, activations)
             staging = self._at.staging
+            with staging.compute.working():
+                inputs = self._at.last_sampled.shaped(inputs)
+            step = self._enqueue(inputs, activations)
             if self.weights.head is None:
                 sent = staging.leave(step.turn, step.hidden)
                 return InFlight(step.turn.out, sent)
@@ -244,6 +249,7 @@ class DeviceStage:
         turn = at.staging.take()
         with at.staging.compute.working():
             layout, packed = self._bring_columns(given, order, turn, shape)
+            at.last_sampled.fill(inputs, _view(packed, layout.token_ids))
             plan = at.attention.plan(given, order, size, shape)
             entering = self._entering(turn, activations, num_tokens)
             if entering is not None and shape is not None:
@@ -303,7 +309,7 @@ class DeviceStage:
 
     def _sampled(self, step: _Step, logits: torch.Tensor) -> torch.Tensor:
         fields, packed = step.layout, step.packed
-        return sample(
+        ids = sample(
             logits,
             step.inputs,
             _view(packed, fields.temperature),
@@ -311,6 +317,8 @@ class DeviceStage:
             _view(packed, fields.top_p),
             _view(packed, fields.uniforms),
         )
+        self._at.last_sampled.keep(step.inputs, ids)
+        return ids
 
     def _logits_at(self, step: _Step) -> Callable[[I64], torch.Tensor]:
         def logits(places: I64) -> torch.Tensor:

@@ -91,6 +91,20 @@ def test_decodes_stay_together_and_take_prompts_along() -> None:
     assert sorted(plan(made)) == [("a", 4, True), ("b", 3, True)]
 
 
+def test_those_that_came_one_by_one_share_all_steps_soon() -> None:
+    made = world(num_blocks=200, sequences_max=16)
+    for i in range(12):
+        add(made, chr(65 + i), 3)
+        plan(made)
+        if made.dice.random() < 0.5 and made.ring:
+            made.execute()
+    for _ in range(4):
+        made.execute()
+        while plan(made):
+            pass
+    assert [len(step.rows) for step in made.ring] == [12, 12]
+
+
 def test_a_request_that_comes_waits_for_one_step_more_at_most() -> None:
     made = world()
     add(made, "a", 3)

@@ -14,6 +14,8 @@ from batcher.actions import Actions
 from batcher.audience import Audience
 from batcher.core import Core
 from batcher.formation import Stood
+from batcher.holding import Holding
+from batcher.prompts import PromptSoFar
 from batcher.records import Records
 from batcher.scheduler import Scheduler
 from batcher.tenure import Tenure
@@ -26,8 +28,10 @@ from gateway.serving import Serving
 from gateway.spans import RequestTrace
 from gateway.stream import Fit, Held
 from kvstore.ledger import Pool
+from shard_worker.executor import StepInputs
+from shard_worker.last_sampled import LastSampled
 
-Bug = tuple[type[Any], str, Callable[..., Any]]
+Bug = tuple[type[Any], str, Any]
 
 
 def ack_before_the_terminal_record() -> Bug:
@@ -120,6 +124,40 @@ def block_committed_before_its_step_returned() -> Bug:
     return Scheduler, "plan", broken
 
 
+def tokens_of_ghosts_are_told() -> Bug:
+    returned = Scheduler.returned
+
+    def broken(self: Scheduler, event: e.StepReturned) -> bool:
+        flight = self._flights.oldest
+        if flight is not None:
+            flight.rows = tuple((row[0], row[0].incarnation, *row[2:]) for row in flight.rows)
+        return returned(self, event)
+
+    return Scheduler, "returned", broken
+
+
+def steps_ahead_take_what_another_slot_sampled() -> Bug:
+    known = LastSampled.known
+
+    def broken(self: LastSampled, inputs: StepInputs) -> StepInputs:
+        if inputs.ahead is not None:
+            inputs = replace(inputs, ahead=replace(inputs.ahead, slots=inputs.ahead.slots[::-1]))
+        return known(self, inputs)
+
+    return LastSampled, "known", broken
+
+
+def cached_prefixes_hide_what_is_asked_of_prompts() -> Bug:
+    return PromptSoFar, "num_covered", property(lambda self: len(self.ids))
+
+
+def what_is_told_of_prompts_is_dropped() -> Bug:
+    def broken(self: Holding, told: object) -> None:
+        self.prompt = None
+
+    return Holding, "learn_prompt", broken
+
+
 def prefixes_kept_over_a_generation() -> Bug:
     formation = Core._formation
 
@@ -207,6 +245,10 @@ BUGS: dict[str, Callable[[], Bug]] = {
         gaps_are_taken_for_the_next_part,
         finish_before_the_record,
         block_committed_before_its_step_returned,
+        tokens_of_ghosts_are_told,
+        steps_ahead_take_what_another_slot_sampled,
+        cached_prefixes_hide_what_is_asked_of_prompts,
+        what_is_told_of_prompts_is_dropped,
         prefixes_kept_over_a_generation,
         blocks_released_twice,
         count_of_a_gateway_never_stops,

@@ -39,6 +39,7 @@ class Options:
     running_len_max: int
     waiting_len_max: int
     steps_in_flight: int
+    run_ahead: bool
     num_clients: int
     prompt_len_max: int
     output_len_max: int
@@ -95,6 +96,7 @@ def draw(seed: int) -> Options:
         running_len_max=rng.choice((1, 3, 8)),
         waiting_len_max=rng.choice((3, 64)),
         steps_in_flight=rng.choice((0, 1, stages + 1)),
+        run_ahead=random.Random(f"run ahead {seed}").random() < 0.8,
         num_clients=rng.choice((1, 3, 6)),
         prompt_len_max=prompt_len_max,
         output_len_max=output_len_max,

@@ -57,6 +57,7 @@ def build(world: World) -> None:
         running_len_max=options.running_len_max,
         step_tokens_max=options.step_tokens_max,
         steps_in_flight=options.steps_in_flight,
+        run_ahead=options.run_ahead,
         block_size_tokens=options.block_size_tokens,
         step_timeout_ms=2_000,
         drain_timeout_ms=1_000,
