@@ -100,10 +100,15 @@ def draw_prompts(workload: Workload, seed: int, vocab_size: int) -> list[list[in
 
 
 async def ask(
-    client: AsyncClient, prompt: Sequence[int], output_tokens: int, start: float, priority: int | None = None
+    client: AsyncClient,
+    prompt: Sequence[int],
+    output_tokens: int,
+    start: float,
+    priority: int | None = None,
+    interval: int = 0,
 ) -> Seen:
     seen = Seen()
-    await listen(client, prompt, output_tokens, start, seen, priority)
+    await listen(client, prompt, output_tokens, start, seen, priority, interval)
     return seen
 
 
@@ -114,10 +119,17 @@ async def listen(
     start: float,
     seen: Seen,
     priority: int | None = None,
+    interval: int = 0,
 ) -> None:
-    """Asks, and notes in `seen` while it hears."""
+    """Asks, and notes in `seen` while it hears. `interval`: ids of a delta, at least."""
     seen.sent_s = time.perf_counter() - start
-    params = Params(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, priority=priority)
+    params = Params(
+        temperature=0.0,
+        max_tokens=output_tokens,
+        ignore_eos=True,
+        priority=priority,
+        stream_interval=interval,
+    )
     async for event in client.generate(prompt, params):
         match event:
             case Accepted(request_id=request_id):

@@ -162,6 +162,7 @@ class ShoalSetting:
     threads: int = 2  # of each worker
     sequences_max: int = 64
     cache_mb: int = 2048
+    stream_interval: int = 16  # ids of a delta: a peer in its own process passes on none at all
     worker_flags: tuple[str, ...] = ()
     batcher_flags: tuple[str, ...] = ()
 
@@ -174,10 +175,17 @@ class Shoal:
         self._setting = setting
         self._stack = AsyncExitStack()
         self._client: AsyncClient | None = None
+        self._deployment: Deployment | None = None
 
     @property
     def root_pid(self) -> int:
         return os.getpid()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of its services, by name."""
+        assert self._deployment is not None
+        return self._deployment.pids()
 
     async def start(self) -> Loaded:
         begun = time.perf_counter()
@@ -195,18 +203,25 @@ class Shoal:
         )
         try:
             shoal = await self._stack.enter_async_context(Deployment(plan))
+            self._deployment = shoal
             self._client = await self._stack.enter_async_context(AsyncClient(shoal.address))
         except (LaunchError, ShoalError, BusError) as error:
             raise Failed(without_paths(str(error))) from error
         stages = f"{setting.stages} stage{'s' * (setting.stages > 1)} of {setting.threads} threads"
-        return Loaded("this commit", time.perf_counter() - begun, f"gRPC, {stages}")
+        return Loaded(
+            "this commit",
+            time.perf_counter() - begun,
+            f"gRPC in deltas of {setting.stream_interval}, {stages}",
+        )
 
     async def run(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> Ran:
         assert self._client is not None
         start = time.perf_counter()
         try:
             async with asyncio.timeout(RUN_TIMEOUT_S):
-                seen = await asyncio.gather(*(ask(self._client, p, output_tokens, start) for p in prompts))
+                interval = self._setting.stream_interval
+                asked = (ask(self._client, p, output_tokens, start, interval=interval) for p in prompts)
+                seen = await asyncio.gather(*asked)
         except (ShoalError, TimeoutError) as error:
             raise Failed(without_paths(f"{type(error).__name__}: {error}")) from error
         requests = tuple(Times(s.arrivals_s[0], s.arrivals_s[-1], len(s.ids)) for s in seen)
