@@ -68,6 +68,18 @@ def _stages(args: argparse.Namespace) -> None:
     stages.main(args.rounds)
 
 
+def _paging(args: argparse.Namespace) -> None:
+    from bench import paging
+
+    paging.main(paging.Setting())
+
+
+def _chat(args: argparse.Namespace) -> None:
+    from bench import chat
+
+    chat.main(chat.Setting(model=args.model, rounds=args.rounds))
+
+
 def _quality(args: argparse.Namespace) -> None:
     from bench import quality
 
@@ -101,6 +113,8 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "floor": _floor,
     "peers": _peers,
     "stages": _stages,
+    "paging": _paging,
+    "chat": _chat,
     "quality": _quality,
     "gemm": _gemm,
     "device": _device,
