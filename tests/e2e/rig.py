@@ -19,8 +19,8 @@ from chassis.bus import Bus
 from chassis.ids import RequestId
 from chassis.messages.gateway import GenerateCall
 from chassis.messages.request import Record, parse_record
-from shard_worker.fake_model import TOKEN_BYTES, logprobs_of
-from shoal.client import Accepted, AsyncClient, Delta, Event, Finished, Params
+from shard_worker.fake_model import TOKEN_BYTES, logprobs_of, prompt_oracle
+from shoal.client import Accepted, AsyncClient, Delta, Event, Finished, Params, PromptLogprobs
 from shoal.launcher import Deployment, Plan
 from tests.sim.clients import NUM_LAYERS, expected
 
@@ -110,6 +110,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     end: Finished | None = None
+    prompt_told: bool = False
     heard_s: list[float] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
@@ -118,6 +119,8 @@ class Answer:
             case Accepted(request_id):
                 assert self.request_id in ("", request_id)
                 self.request_id = request_id
+            case PromptLogprobs():
+                self._check_prompt(event)
             case Delta(text, ids, first_index):
                 assert self.end is None
                 self._check_logprobs(event)
@@ -126,6 +129,17 @@ class Answer:
                 self.text += text
             case Finished():
                 self.end = event
+
+    def _check_prompt(self, told: PromptLogprobs) -> None:
+        """In one piece, so short as these are, before any output."""
+        call = self.call
+        assert call.token_ids is not None and call.prompt_logprobs is not None and not self.ids
+        assert (told.ids, told.first_index) == (call.token_ids[1:], 1)
+        wanted = prompt_oracle(call.token_ids, call.prompt_logprobs, NUM_LAYERS)
+        for found, want in zip(told.logprobs, wanted, strict=True):
+            assert (found.logprob, found.rank) == (want.logprob, want.rank)
+            assert tuple(t.id for t in found.top) == want.top_ids
+        self.prompt_told = True
 
     def _check_logprobs(self, delta: Delta) -> None:
         top = self.call.top_logprobs
@@ -141,6 +155,7 @@ class Answer:
         assert self.end is not None, f"{self.request_id} has no end"
         assert (self.ids, self.text, self.end.reason) == (ids, text, reason.value)
         assert self.end.output_tokens == len(ids)
+        assert self.prompt_told == (self.call.prompt_logprobs is not None)
 
     @property
     def longest_silence_s(self) -> float:
@@ -165,6 +180,7 @@ def params(call: GenerateCall) -> Params:
         client_key=call.client_key,
         repetition_penalty=call.repetition_penalty,
         top_logprobs=call.top_logprobs,
+        prompt_logprobs=call.prompt_logprobs,
     )
 
 

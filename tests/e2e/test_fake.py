@@ -80,13 +80,17 @@ def test_choices_draw_with_seeds_of_their_own(calm: Running) -> None:
     """Each is what its seed gives alone."""
 
     async def life() -> None:
-        asked = call([1, 2, 3], 12, temperature=1.0, seed=9, repetition_penalty=1.5, top_logprobs=1)
+        asked = call(
+            [1, 2, 3], 12, temperature=1.0, seed=9, repetition_penalty=1.5, top_logprobs=1, prompt_logprobs=2
+        )
         answers: dict[int, Answer] = {}
         async with calm.client() as client:
             assert asked.token_ids is not None
             async for event in client.generate(asked.token_ids, replace(params(asked), n=3)):
                 if isinstance(event, Accepted):
-                    answers[event.choice] = Answer(replace(asked, seed=event.seed))
+                    of_prompt = None if event.choice else asked.prompt_logprobs  # the first alone is told
+                    told = replace(asked, seed=event.seed, prompt_logprobs=of_prompt)
+                    answers[event.choice] = Answer(told)
                 answers[event.choice].take(event)
             for choice in range(3):
                 answers[choice].check()

@@ -101,7 +101,7 @@ def reference(model: Any, prompt: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("stages", "chunk"), [(1, 64), (1, 5), (2, 7), (3, 1), (3, 16)])
-@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize("engine", ["native", "torch", "device"])
 def test_they_are_those_of_transformers(
     folder: Path, model: Any, engine: str, stages: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
