@@ -45,16 +45,18 @@ inline size_t pair_scratch_bytes(int64_t inputs, int64_t m) {
 #if defined(SHOAL_HAS_AVX512) && defined(__AVX512BF16__)
 #define SHOAL_HAS_AVX512_BF16 1
 
+// `mask`: of 32 inputs.
+SHOAL_INLINE __m512i rounded(const float *x, uint32_t mask) {
+    const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x);
+    const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + 16);
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
 inline void round_row(const float *x, int64_t inputs, uint32_t *words) {
-    constexpr int64_t kLanes = 16;
-    for (int64_t k = 0; k < inputs; k += 2 * kLanes) {
-        const auto mask = [&](int64_t first) {
-            return static_cast<__mmask16>((1u << std::clamp<int64_t>(inputs - first, 0, kLanes)) - 1);
-        };
-        const __m512 low = _mm512_maskz_loadu_ps(mask(k), x + k);
-        const __m512 high = _mm512_maskz_loadu_ps(mask(k + kLanes), x + k + kLanes);
-        _mm512_storeu_si512(words + k / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
-    }
+    constexpr int64_t kAtOnce = 32;
+    int64_t k = 0;
+    for (; k + kAtOnce <= inputs; k += kAtOnce) _mm512_storeu_si512(words + k / 2, rounded(x + k, ~0u));
+    if (k < inputs) _mm512_storeu_si512(words + k / 2, rounded(x + k, (1u << (inputs - k)) - 1));
 }
 
 // Enough chains to hide the latency of an addition (5 cycles, two a cycle), as many as the registers hold.
@@ -65,7 +67,7 @@ constexpr int pair_panels(int height) {
 // kRows rows of x times kPanels panels that lie `stride` bytes apart. Not inlined: it needs all registers.
 template <int kRows, int kPanels>
 __attribute__((noinline)) void multiply_pairs(const uint8_t *panel, int64_t stride, int64_t pairs,
-                                              const PairRows x, Target to, Ahead ahead) {
+                                              const PairRows x, const Target &to, Ahead ahead) {
     Sums<Avx512Lanes, kRows, kPanels> sums;
     sums.open(to);
     const auto add = [&](int64_t k) __attribute__((always_inline)) {
@@ -130,7 +132,7 @@ void multiply_group(const Job &job, int64_t row, int64_t rows, const PairRows &x
         constexpr int kRows = decltype(height)::value;
         const Ahead ahead{next + next_bytes * at / rows, bytes * kRows};
         fetch_target<kPanels, kHeight>(job, row + at + kRows, row + rows, panel);
-        into<kRows, kPanels>(job, row + at, panel, false, true, [&](Target to) {
+        into<kRows, kPanels>(job, row + at, panel, false, true, [&](const Target &to) {
             multiply_pairs<kRows, kPanels>(job.w.panel(panel), job.w.panel_bytes, pairs, x.from(at), to,
                                            ahead);
         });

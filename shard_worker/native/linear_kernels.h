@@ -85,7 +85,7 @@ int64_t run_few_rows(const Job &job) {
     with_rows<V::kFewRows>(job.m, [&](auto rows) {
         constexpr int kRows = decltype(rows)::value, kPanels = panels_at_once<V, P>(kRows);
         for (; panel + kPanels <= job.last; panel += kPanels) {
-            into<kRows, kPanels>(job, 0, panel, false, true, [&](Target to) {
+            into<kRows, kPanels>(job, 0, panel, false, true, [&](const Target &to) {
                 const Ahead ahead{job.w.panel(panel) + kBytesAhead, P::kBlockBytes};
                 multiply<V, P, kRows, kPanels>(job.w.panel(panel), job.w.panel_bytes, job.w.inputs,
                                                StridedRows{job.x, job.ldx}, to, ahead);
@@ -173,7 +173,7 @@ void sweep_rows(const Job &job, const Stretch &part, int64_t panel, const Weight
         const PackedRows<kRows> x{part.x + row * part.inputs};
         const Ahead ahead{weights.next + weights.next_bytes * row / part.rows, bytes * kRows};
         fetch_target<kPanels, kHeightMax>(job, part.row + row + kRows, part.row + part.rows, panel);
-        into<kRows, kPanels>(job, part.row + row, panel, resume, final, [&](Target to) {
+        into<kRows, kPanels>(job, part.row + row, panel, resume, final, [&](const Target &to) {
             multiply<V, P, kRows, kPanels>(weights.at, weights.stride, part.inputs, x, to, ahead);
         });
     });
@@ -325,7 +325,7 @@ void stream_panels_vnni(const Job &job, const Activations8 &x) {
         for (int64_t panel = job.first; panel < job.last; ++panel) {
             const uint8_t *weights = job.w.panel(panel);
             const Ahead ahead{weights + kStreamAhead, P::kBlockBytes};
-            into<kRows, 1>(job, 0, panel, false, true, [&](Target to) {
+            into<kRows, 1>(job, 0, panel, false, true, [&](const Target &to) {
                 multiply_vnni<V, P, kRows, 1>(weights, 0, 0, x.blocks, x, to, ahead);
             });
         }
@@ -348,7 +348,7 @@ void sweep_panels_vnni(const Job &job, const Activations8 &x, int64_t first, int
             each_row_tile<kVnniRows>(rows, [&](int64_t row, auto height) {
                 constexpr int kRows = decltype(height)::value;
                 const Ahead ahead{next + bytes * row / rows, each * kRows};
-                into<kRows, kPanels>(job, first + row, panel, b > 0, last, [&](Target to) {
+                into<kRows, kPanels>(job, first + row, panel, b > 0, last, [&](const Target &to) {
                     multiply_vnni<V, P, kRows, kPanels>(weights, job.w.panel_bytes, b, end, x.tile(row), to,
                                                         ahead);
                 });

@@ -140,11 +140,11 @@ struct Ahead {
     }
 };
 
-// kRows rows of x times kPanels panels that lie `stride` bytes apart. Not inlined: it needs all
-// registers.
+// kRows rows of x times kPanels panels that lie `stride` bytes apart. Not inlined: it needs all registers.
+// `to` by reference: copied whole after it was written piece by piece, it would wait for all stores under way.
 template <class V, class P, int kRows, int kPanels, class Rows>
 __attribute__((noinline)) void multiply(const uint8_t *panel, int64_t stride, int64_t inputs, const Rows x,
-                                        Target to, Ahead ahead) {
+                                        const Target &to, Ahead ahead) {
     Sums<V, kRows, kPanels> sums;
     sums.open(to);
     if constexpr (P::kQuantised) {
