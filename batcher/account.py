@@ -236,7 +236,7 @@ class Account:
         self._step_span(step, plan, start_ns, now_ns, timings)
         for row in plan.rows:
             o = self._open.get(row.request_id)
-            if o is None:
+            if o is None or o.terminal is not None:  # a ghost of one that has ended is no step of it
                 continue
             if not o.segment:
                 self._open_segment(o, min(start_ns, now_ns))

@@ -1,7 +1,8 @@
 """Spans of requests: what hangs below whom, also when the owner before died."""
 
 from batcher.account import Account, span_id_of
-from chassis.ids import Attempt, BootId, GatewayId, RequestId
+from batcher.events import Row, StepPlan
+from chassis.ids import Attempt, BootId, Epoch, GatewayId, RequestId
 from chassis.messages.request import Limits, Reason, Request, Sampling, Terminal, Usage
 from chassis.trace import Span, SpanRing, TraceContext
 
@@ -66,3 +67,20 @@ def test_nobody_is_taken_for_its_own_heir() -> None:
     own = life(ring, "a", before="a")
     assert summaries(ring).keys() == {own}
     assert span_id_of(REQUEST.id, BootId("a")) != span_id_of(REQUEST.id, BootId("b"))
+
+
+def test_a_step_that_comes_back_behind_the_end_is_none_of_the_request() -> None:
+    ring = SpanRing()
+    account = Account(BootId("a"), ring)
+    account.delivered(REQUEST, 10, 20, 1)
+    for number in (1, 2):
+        row = Row(REQUEST.id, 0, 1 + number, (5,), True, number - 1, (), number == 1)
+        account.sent(StepPlan(Epoch(1), number, (row,)), 30)
+    account.returned(1, 1, (), 40)
+    account.terminal(REQUEST.id, Terminal(Attempt(1), BootId("a"), Reason.STOP, (3,), usage=Usage(2, 0, 1)))
+    account.returned(1, 2, (), 50)
+    account.closed(REQUEST.id, "ended", 90)
+    spans, _ = ring.take()
+    (segment,) = [s for s in spans if s.name in ("batcher.prefill", "batcher.decode")]
+    assert (segment.end_ns, segment.attributes["shoal.tokens"]) == (40, 1)
+    assert [s.key for s in spans if s.name == "batcher.step"] == ["step:1:1"], "kept are the steps it had"

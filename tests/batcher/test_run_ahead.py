@@ -2,6 +2,7 @@
 
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -160,7 +161,7 @@ def test_nobody_gives_way_to_a_row_ahead() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"run_ahead": False}, {"steps_in_flight_max": 1}])
-def test_it_can_be_left(changes: dict[str, object]) -> None:
+def test_it_can_be_left(changes: dict[str, Any]) -> None:
     made = world(**changes)
     add(made, "a", 5)
     assert plan(made) == [("a", 0, False)]
