@@ -93,7 +93,8 @@ class Bus(Protocol):
         """Answers a request; does nothing when no answer is wanted."""
 
     async def subscribe(self, subject: str, handler: Handler, pending_len_max: int = 65536) -> Subscription:
-        """`subject` may hold wildcards. Returns once the broker knows of it."""
+        """`subject` may hold wildcards. Returns once the broker knows of it. `pending_len_max` is for buses
+        where messages wait for their handler; here handlers are called as messages come."""
 
     # streams
     async def append(

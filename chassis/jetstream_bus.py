@@ -83,7 +83,7 @@ class JetStreamBus:
             self._wire.send(to.reply, data)
 
     async def subscribe(self, subject: str, handler: Handler, pending_len_max: int = 65536) -> Subscription:
-        return await self._wire.listen(subject, handler, pending_len_max)
+        return await self._wire.listen(subject, handler)
 
     async def append(
         self,

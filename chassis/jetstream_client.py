@@ -43,7 +43,7 @@ class Wire(Protocol):
 
     def new_inbox(self) -> str: ...
 
-    async def listen(self, subject: str, handler: Handler, len_max: int) -> Subscription:
+    async def listen(self, subject: str, handler: Handler) -> Subscription:
         """Subscribes. Returns once the broker knows of it."""
 
     async def connected_until(self, until_s: float) -> None:

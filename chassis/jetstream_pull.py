@@ -73,9 +73,7 @@ class _Channel:
                     return found
                 await self._wire.connected_until(until_s)
                 if self._listener is None:
-                    self._listener = await self._wire.listen(
-                        f"{self._inbox}.*", self._on_message, ARRIVED_MAX
-                    )
+                    self._listener = await self._wire.listen(f"{self._inbox}.*", self._on_message)
                 await self._ask(count_max, until_s)
                 if found := self._take(count_max):
                     return found

@@ -18,7 +18,6 @@ SILENCE_MAX_S = 5.0
 BEGIN_TIMEOUT_S = 2.0
 RETRY_S = 0.1
 LOOK_S = 1.0
-CHANGES_MAX = 65536
 
 
 class Watches:
@@ -106,7 +105,7 @@ class _Watch:
         self._first = []
         self._whole = whole = asyncio.get_running_loop().create_future()
         inbox = wire.new_inbox()
-        self._listener = await wire.listen(inbox, self._on_message, CHANGES_MAX)
+        self._listener = await wire.listen(inbox, self._on_message)
         name = "w-" + inbox.rpartition(".")[2]
         config = js.watch_config(name, registry_filter(self._prefix), inbox, HEARTBEAT_S)
         answer = await jetstream.api(

@@ -1,8 +1,9 @@
-"""The bus over NATS. The only file that knows the client library, and what it needs around it.
+"""The bus over NATS: the client library (`chassis/nats_client.py`), and what it needs around it.
 
 Rules: the connection is sought for ever, anew even when the library gives up; what is sent and forgotten
-goes through one bounded queue, in order; what waits for an answer fails at once when the connection is
-lost, and may still have happened, because the library sends its buffer after a reconnect.
+leaves at once, or goes through one bounded queue, in order; what waits for an answer fails at once when the
+connection is lost, and may still have happened, because the library sends its buffer after a reconnect.
+Handlers are called as their messages are read.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from chassis.bus import Handler, Headers, Message, Subscription
 from chassis.errors import BusTimeout, BusUnavailable, MessageTooLarge, NoResponders
 from chassis.jetstream_bus import JetStreamBus
 from chassis.jetstream_client import CALL_TIMEOUT_S
+from chassis.nats_client import LeanClient
+from chassis.nats_wire import build_publish, size_of
 
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 0.1
@@ -27,8 +28,6 @@ PING_INTERVAL_S = 2
 PINGS_UNANSWERED_MAX = 2
 OUTGOING_BYTES_MAX = 32 << 20
 LIBRARY_BYTES_MAX = 16 << 20
-REPLIES_LEN_MAX = 1 << 17
-PENDING_BYTES_MAX = 256 << 20
 FLUSH_TIMEOUT_S = 1.0
 
 
@@ -37,7 +36,6 @@ class Counters:
     """Since the bus was opened."""
 
     dropped_out: int = 0  # messages above the outgoing bound, or unsent at the end
-    dropped_in: int = 0  # messages of a subscription above its bound
     errors: int = 0  # what the library reported
     disconnects: int = 0
 
@@ -51,10 +49,9 @@ class _Outgoing:
 
 
 class _Listener:
-    def __init__(self, connection: "_Connection", subject: str, handler: Handler, len_max: int) -> None:
+    def __init__(self, connection: "_Connection", subject: str, handler: Handler) -> None:
         self.subject = subject
         self.handler = handler
-        self.len_max = len_max
         self.subscription: NatsSubscription | None = None
         self._connection = connection
 
@@ -72,12 +69,14 @@ class _Connection:
         self.last_error: Exception | None = None
         self._servers = [server.strip() for server in url.split(",")]
         self._name = name
-        self._client = Client()
+        self._client = LeanClient(self._deliver)
+        self._up = False  # all subscriptions are known to the broker again
         self._closing = False
         self._inbox = ""
         self._serial = 0
         self._answers: dict[str, asyncio.Future[Message | None]] = {}  # by inbox
         self._listeners: dict[_Listener, None] = {}
+        self._by_number: dict[int, _Listener] = {}  # of the subscription, at the client in use
         self._outgoing: deque[_Outgoing] = deque()
         self._outgoing_bytes = 0
         self._to_send = asyncio.Event()
@@ -92,7 +91,7 @@ class _Connection:
 
     async def dial(self, timeout_s: float) -> None:
         """Raises BusUnavailable."""
-        client = Client()
+        client = LeanClient(self._deliver)
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(
@@ -119,9 +118,10 @@ class _Connection:
         except (nats.errors.Error, OSError, ValueError) as error:
             raise BusUnavailable(f"no NATS server at {', '.join(self._servers)}: {error}") from error
         self._client = client
+        self._by_number.clear()
         if not self._inbox:
             self._inbox = client.new_inbox()
-            self._listeners[_Listener(self, f"{self._inbox}.*", self._on_inbox, REPLIES_LEN_MAX)] = None
+            self._listeners[_Listener(self, f"{self._inbox}.*", self._on_inbox)] = None
         for listener in self._listeners:
             await self._subscribe(listener)
         await self._barrier()
@@ -139,6 +139,7 @@ class _Connection:
                     await asyncio.sleep(RECONNECT_WAIT_S)
 
     def _on_up(self) -> None:
+        self._up = True
         self._changed.set()
         self._to_send.set()
         self.on_connected()
@@ -147,6 +148,7 @@ class _Connection:
         self._on_up()
 
     async def _on_lost(self) -> None:
+        self._up = False
         self.counters.disconnects += 1
         self.on_lost()
         self._fail_answers()
@@ -163,10 +165,7 @@ class _Connection:
 
     async def _on_error(self, error: Exception) -> None:
         self.last_error = error
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self.counters.dropped_in += 1
-        else:
-            self.counters.errors += 1
+        self.counters.errors += 1
 
     async def connected_until(self, until_s: float) -> None:
         try:
@@ -209,12 +208,21 @@ class _Connection:
         if self._outgoing_bytes + size > OUTGOING_BYTES_MAX:
             self.counters.dropped_out += 1
             return
+        if not self._outgoing and self._write(subject, data, reply, headers):
+            return
         self._outgoing.append(_Outgoing(subject, data, reply, dict(headers) if headers else None))
         self._outgoing_bytes += size
         self._to_send.set()
 
+    def _write(self, subject: str, data: bytes, reply: str, headers: Headers | None) -> bool:
+        """False: the library has to send it, behind what it holds."""
+        if not self._up:
+            return False
+        message = build_publish(subject, data, reply, headers)
+        return bool(message) and self._client.write(message)
+
     async def send_outgoing(self) -> None:
-        """Hands queued messages to the library, which joins those of one turn into one write."""
+        """Hands queued messages to the library."""
         while True:
             await self._to_send.wait()
             self._to_send.clear()
@@ -223,7 +231,7 @@ class _Connection:
 
     async def _send_one(self) -> None:
         item = self._outgoing.popleft()
-        self._outgoing_bytes -= _size(item.data, item.headers)
+        self._outgoing_bytes -= size_of(item.data, item.headers)
         try:
             await self._client.publish(item.subject, item.data, item.reply, item.headers)
         except nats.errors.Error as error:
@@ -231,7 +239,7 @@ class _Connection:
             self.counters.dropped_out += 1
 
     def _check_size(self, data: bytes, headers: Headers | None) -> int:
-        size, size_max = _size(data, headers), self._client.max_payload
+        size, size_max = size_of(data, headers), self._client.max_payload
         if size > size_max:
             raise MessageTooLarge(f"{size} bytes, at most {size_max}")
         return size
@@ -257,7 +265,8 @@ class _Connection:
         self._answers[inbox] = answer
         try:
             async with asyncio.timeout(timeout_s):
-                await self._client.publish(subject, data, inbox, dict(headers) if headers else None)
+                if not self._write(subject, data, inbox, headers):
+                    await self._client.publish(subject, data, inbox, dict(headers) if headers else None)
                 message = await answer
         except TimeoutError:
             raise BusTimeout(subject) from None
@@ -273,9 +282,9 @@ class _Connection:
 
     # subscriptions
 
-    async def listen(self, subject: str, handler: Handler, len_max: int) -> Subscription:
+    async def listen(self, subject: str, handler: Handler) -> Subscription:
         self._require()
-        listener = _Listener(self, subject, handler, len_max)
+        listener = _Listener(self, subject, handler)
         self._listeners[listener] = None
         try:
             await self._subscribe(listener)
@@ -286,20 +295,20 @@ class _Connection:
         return listener
 
     async def _subscribe(self, listener: _Listener) -> None:
-        async def on_message(msg: Msg) -> None:
-            try:
-                listener.handler(_message(msg))
-            except Exception as error:
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"a handler of {listener.subject} raised", "exception": error}
-                )
+        subscription = await self._client.subscribe(listener.subject)
+        listener.subscription = subscription
+        self._by_number[subscription._id] = listener
 
-        listener.subscription = await self._client.subscribe(
-            listener.subject,
-            cb=on_message,
-            pending_msgs_limit=listener.len_max,
-            pending_bytes_limit=PENDING_BYTES_MAX,
-        )
+    def _deliver(self, number: int, message: Message) -> None:
+        listener = self._by_number.get(number)
+        if listener is None:
+            return
+        try:
+            listener.handler(message)
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"a handler of {listener.subject} raised", "exception": error}
+            )
 
     async def _barrier(self) -> None:
         """Returns once the broker has read what was sent before."""
@@ -323,22 +332,12 @@ class _Connection:
         self._listeners.pop(listener, None)
         subscription, listener.subscription = listener.subscription, None
         if subscription is not None:
+            if self._by_number.get(subscription._id) is listener:
+                del self._by_number[subscription._id]
             try:
                 await subscription.unsubscribe()
             except nats.errors.Error:
                 pass  # closed with its connection
-
-
-def _message(msg: Msg) -> Message:
-    headers = msg.headers
-    return Message(msg.subject, msg.data, msg.reply or None, headers if headers is not None else {})
-
-
-def _size(data: bytes, headers: Headers | None) -> int:
-    """As the broker counts: headers are part of a message."""
-    if not headers:
-        return len(data)
-    return len(data) + 12 + sum(len(k.encode()) + len(v.encode()) + 4 for k, v in headers.items())
 
 
 class NatsBus(JetStreamBus):

@@ -110,6 +110,11 @@ def check_config(path: Path) -> None:
             raise LaunchError(f"{path}: unknown section [{name}]; known are {', '.join(SECTIONS)}")
 
 
+def _broker_cores() -> str:
+    """Of a few cores that compute, each thread of the broker that looks for work takes one away."""
+    return str(max(1, (os.cpu_count() or 1) // 2))
+
+
 class Deployment:
     """`async with Deployment(plan) as shoal: ...` starts, waits until it stands, and drains."""
 
@@ -175,7 +180,7 @@ class Deployment:
         if not self.plan.nats_url:
             server = NatsServer(self.run_dir / "nats")
             self.nats_url = server.url
-            self._launch("nats", server.command(), self._env())
+            self._launch("nats", server.command(), {"GOMAXPROCS": _broker_cores(), **self._env()})
             await self._until(server.is_ready, 20.0, "NATS does not answer", "nats")
         self._strangers = await self._with_bus(_standing)
         self._service("kvstore", "kvstore", ())

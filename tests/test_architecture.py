@@ -26,7 +26,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 
 # who may import a library, as path patterns
 GATEKEEPERS: dict[str, tuple[str, ...]] = {
-    "nats": (r"chassis/nats_bus\.py", r"chassis/jetstream\.py"),
+    "nats": (r"chassis/nats_(bus|client)\.py", r"chassis/jetstream\.py"),
     "grpc": (r"chassis/grpc_rpc\.py", r"chassis/otlp\.py", r"\w+/servicer\.py", r"shoal/client\.py"),
     "grpc_health": (r"\w+/servicer\.py", r"shoal/client\.py"),
     "grpc_reflection": (r"\w+/servicer\.py",),
