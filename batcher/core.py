@@ -137,7 +137,7 @@ class Core:
             self.scheduler.wake_at(),
             self._give_up_at,
         )
-        return min((t for t in times if t is not None), default=None)
+        return min([t for t in times if t is not None], default=None)
 
     # ---- queries
 

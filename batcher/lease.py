@@ -26,7 +26,10 @@ from batcher.events import (
 from chassis.ids import BlockHash, BlockId, RequestId
 
 ATTACH_RETRY_S = 0.25
-FLUSH_S = 0.01
+FLUSH_S = 0.01  # prompts, which others may share, and what is given back
+LATER_FLUSH_S = (
+    0.1  # what was made: a call a step would cost kvstore and batcher as much as the step's tokens
+)
 FLUSH_LEN = 64
 
 
@@ -54,7 +57,7 @@ class Lease:
         self._roots: dict[BlockHash, None] = {}  # first blocks of chains, the latest used last
         self._roots_whole = False  # the pool has no content that was not committed here
         self._releases: list[BlockId] = []
-        self._pending_since: float | None = None
+        self._due_at: float | None = None
         self._calls = 0
         self._exchange: ExchangeBlocks | None = None
         self._match: MatchBlocks | None = None
@@ -114,28 +117,30 @@ class Lease:
             self._reclaim(count - len(idle))
         return [idle.popleft() for _ in range(min(count, len(idle)))]
 
-    def commit(self, block: BlockId, block_hash: BlockHash, parent: BlockHash, now: float) -> None:
-        """The step that filled the block has come back."""
+    def commit(
+        self, block: BlockId, block_hash: BlockHash, parent: BlockHash, now: float, later: bool = False
+    ) -> None:
+        """The step that filled the block has come back. `later`: nobody asks for it soon."""
         assert self._refs[block] == 1 and block not in self._hashes
         self._hashes[block] = block_hash
         self._commits.append((block, block_hash, parent))
         if parent == NO_PARENT:
             self._used_root(block_hash)
-        self._pend(now)
+        self._pend(now + (LATER_FLUSH_S if later else FLUSH_S))
 
     def release(self, table: Iterable[BlockId], now: float) -> None:
         """A table's references end; head of the chain first."""
         for block in table:
             if block in self._hashes:
                 self._releases.append(block)
-                self._pend(now)
+                self._pend(now + FLUSH_S)
             else:
                 assert self._refs[block] == 1
                 self._idle.append(block)
         surplus = len(self._idle) - 2 * self._high
         if surplus > 0 and self._attached:
             self._releases.extend(self._idle.pop() for _ in range(surplus + self._high))
-            self._pend(now)
+            self._pend(now + FLUSH_S)
 
     def may_hold(self, root: BlockHash) -> bool:
         """False: the pool has nothing of a chain that begins with this block."""
@@ -147,9 +152,9 @@ class Lease:
         if len(self._roots) > self.num_blocks:  # the oldest was evicted long ago, or will be next
             del self._roots[next(iter(self._roots))]
 
-    def _pend(self, now: float) -> None:
-        if self._pending_since is None:
-            self._pending_since = now
+    def _pend(self, due_at: float) -> None:
+        if self._due_at is None or due_at < self._due_at:
+            self._due_at = due_at
 
     def _reclaim(self, count: int) -> None:
         """Without a standing attachment, unsent releases of blocks that no one else holds are idle blocks.
@@ -182,7 +187,7 @@ class Lease:
             self._releases.clear()
             self._roots.clear()
             self._roots_whole = False
-            self._pending_since = None
+            self._due_at = None
         self.num_blocks = num_blocks
         self.begin(0)
         self._exchange = self._match = self._attach = None
@@ -214,9 +219,7 @@ class Lease:
         if self._exchange is not None:
             return []
         pending = len(self._commits) + len(self._releases)
-        due = pending >= FLUSH_LEN or (
-            pending > 0 and self._pending_since is not None and now >= self._pending_since + FLUSH_S
-        )
+        due = pending >= FLUSH_LEN or (pending > 0 and self._due_at is not None and now >= self._due_at)
         lacking = self._shortage > 0 or len(self._idle) < self._low
         ask = self._shortage + self._high - len(self._idle) if lacking else 0
         starved = self._dry and not self._releases  # asking again would bring nothing
@@ -230,7 +233,7 @@ class Lease:
             self._drop(block)
         self._commits.clear()
         self._releases.clear()
-        self._pending_since = None
+        self._due_at = None
         self._shortage = 0
         self.stats.exchanges += 1
         return [self._exchange]
@@ -242,9 +245,9 @@ class Lease:
         if not self._attached:
             idle = self._exchange is None and self._match is None and self._attach is None
             return self._attach_at if idle else None
-        if self._exchange is not None or self._pending_since is None:
+        if self._exchange is not None or self._due_at is None:
             return None
-        return self._pending_since + FLUSH_S if self._commits or self._releases else None
+        return self._due_at if self._commits or self._releases else None
 
     @property
     def can_match(self) -> bool:

@@ -419,7 +419,8 @@ class Scheduler:
         hashes = sequence.chain(num_blocks)
         for index in range(sequence.num_committed, num_blocks):
             parent = hashes[index - 1] if index else NO_PARENT
-            self._lease.commit(sequence.blocks[index], hashes[index], parent, now)
+            later = index * self._config.block_size_tokens >= sequence.prompt_len
+            self._lease.commit(sequence.blocks[index], hashes[index], parent, now, later)
         sequence.num_committed = num_blocks
 
     def overdue(self, now: float) -> bool:

@@ -229,7 +229,7 @@ class Batcher:
 
     def _next_wake(self) -> float | None:
         times = (self._core.next_timer(), self._outbox.next_beat(self._gateways))
-        return min((t for t in times if t is not None), default=None)
+        return min([t for t in times if t is not None], default=None)
 
     def _served(self, now: float) -> tuple[GatewayId, ...]:
         """Looked up now and then: it takes a walk over all that is held."""

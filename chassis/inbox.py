@@ -9,6 +9,7 @@ import asyncio
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+TIMER_GRAIN_S = 1e-3  # of the loop's timers
 
 
 class InboxFull(Exception):
@@ -22,6 +23,9 @@ class Inbox(Generic[T]):
         self.refused = 0  # items turned away, ever
         self._items: list[T] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._until: float | None = None  # the drain that waits wants to be woken then
+        self._timer: asyncio.TimerHandle | None = None  # left alone by those who wait longer, as most do
+        self._timer_at = 0.0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -55,13 +59,28 @@ class Inbox(Generic[T]):
         if self._items or (until is not None and until <= loop.time()):
             await asyncio.sleep(0)
         else:
-            waiter = self._waiter = loop.create_future()
-            timer = None if until is None else loop.call_at(until, self.wake)
+            waiter, self._until = loop.create_future(), until
+            self._waiter = waiter
+            if until is not None and (self._timer is None or until < self._timer_at):
+                self._arm(loop, until)
             try:
                 await waiter
             finally:
-                self._waiter = None
-                if timer is not None:
-                    timer.cancel()
+                self._waiter = self._until = None
         items, self._items = self._items, []
         return items
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = loop.call_at(at, self._on_time, loop), at
+
+    def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._until is None:
+            return
+        now = loop.time()
+        if now >= self._until:
+            self.wake()
+        else:  # it was set for somebody else, or came early
+            self._arm(loop, max(self._until, now + TIMER_GRAIN_S))

@@ -6,6 +6,7 @@ event named beside them, always, within the shell's own time limits.
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from chassis.errors import Code
 from chassis.ids import Attempt, BootId, RequestId
@@ -247,9 +248,8 @@ class Accept:
     request: Request | None
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """New output ids for the client, from `first_index` on."""
+class Pass(NamedTuple):
+    """New output ids for the client, from `first_index` on. A tuple: one is made per stream and step."""
 
     client: int
     first_index: int

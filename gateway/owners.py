@@ -70,7 +70,7 @@ class Owners:
         return found
 
     def next_timer(self) -> float | None:
-        return min((owner.due for owner in self._owners.values() if owner.streams), default=None)
+        return min([owner.due for owner in self._owners.values() if owner.streams], default=None)
 
     def streams_of(self, boot: BootId) -> list[RequestId]:
         owner = self._owners.get(boot)

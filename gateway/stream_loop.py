@@ -76,13 +76,14 @@ class StreamLoop:
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Until cancelled."""
-        loop = asyncio.get_running_loop()
+        loop, timer = asyncio.get_running_loop(), self._core.next_timer()
         while True:
-            for event in await self._inbox.drain(self._core.next_timer()):
+            for event in await self._inbox.drain(timer):
                 self._perform(group, self._core.handle(event))
             timer = self._core.next_timer()
             if timer is not None and timer <= (now := loop.time()):
                 self._perform(group, self._core.handle(Tick(now)))
+                timer = self._core.next_timer()
             self._turned.set()
 
     def put(self, event: Event) -> None:

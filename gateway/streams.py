@@ -88,7 +88,7 @@ class Streams:
         """When a Tick is due, at the latest."""
         table = self._table
         times = (table.owners.next_timer(), table.cancels.next_timer(), table.next_wake())
-        return min((t for t in times if t is not None), default=None)
+        return min([t for t in times if t is not None], default=None)
 
     def check(self) -> None:
         """What holds after every event."""

@@ -21,7 +21,12 @@ class Segment:
 
 
 def build_segment(service: str, boot: str, spans: Sequence[Span]) -> bytes:
-    return pb.Segment(service=service, boot=boot, spans=[_span(s) for s in spans]).SerializeToString()
+    links: dict[int, list[bytes]] = {}  # by identity: steps that follow each other share theirs
+    for span in spans:
+        if id(span.links) not in links:
+            links[id(span.links)] = [link.encode() for link in span.links]
+    built = [_span(span, links[id(span.links)]) for span in spans]
+    return pb.Segment(service=service, boot=boot, spans=built).SerializeToString()
 
 
 def parse_segment(data: bytes) -> Segment:
@@ -52,7 +57,7 @@ def parse_keep(data: bytes) -> list[str]:
         raise BadMessage(f"not a Keep: {error}") from None
 
 
-def _span(s: Span) -> pb.Span:
+def _span(s: Span, links: list[bytes]) -> pb.Span:
     return pb.Span(
         key=s.key,
         name=s.name,
@@ -61,7 +66,7 @@ def _span(s: Span) -> pb.Span:
         start_ns=s.start_ns,
         duration_ns=max(0, s.end_ns - s.start_ns),
         attributes=orjson.dumps(s.attributes, default=_plain) if s.attributes else b"",
-        links=[link.encode() for link in s.links],
+        links=links,
         error=s.error,
     )
 

@@ -40,6 +40,7 @@ class _Kind(IntEnum):
 
 
 _FRAME = int(_Kind.FRAME)
+_CREDIT_KIND = int(_Kind.CREDIT)
 _NOTHING = memoryview(b"")
 _CREDIT = _PREFIX.pack(_MAGIC, _Kind.CREDIT, 0, 0, 0)
 
@@ -141,7 +142,7 @@ class SocketLink(asyncio.BufferedProtocol):
     def release_slot(self, slot: int) -> None:
         self._free_slots.append(slot)
         self._owed += 1
-        if self._owed >= self._owed_max and not self.closed:
+        if self._owed >= self._owed_max and self._flow.closed is None:
             assert self._transport is not None
             self._transport.write(_CREDIT * self._owed)
             self._owed = 0
@@ -206,7 +207,7 @@ class SocketLink(asyncio.BufferedProtocol):
         return self._target[self._filled :] if missing >= _STAGING_BYTES else self._staging
 
     def buffer_updated(self, count: int) -> None:
-        if self.closed:
+        if self._flow.closed is not None:
             return
         try:
             if len(self._target) - self._filled >= _STAGING_BYTES:
@@ -218,7 +219,7 @@ class SocketLink(asyncio.BufferedProtocol):
             self.close(f"not our format: {error}")
 
     def _take(self, data: memoryview) -> None:
-        while data and not self.closed:
+        while data and self._flow.closed is None:
             if self._between and (taken := self._take_whole(data)):
                 data = data[taken:]
                 continue
@@ -236,6 +237,9 @@ class SocketLink(asyncio.BufferedProtocol):
         magic, kind, _, header_len, payload_len = _PREFIX.unpack_from(data)
         header_end = _PREFIX.size + header_len
         end: int = header_end + payload_len
+        if kind == _CREDIT_KIND and data[: _PREFIX.size] == _CREDIT and self._flow.credits < _SLOTS_MAX:
+            self._flow.add_credits(1)
+            return _PREFIX.size
         if kind != _FRAME or magic != _MAGIC or end > len(data) or not self._free_slots:
             return 0
         if payload_len > self._options.slot_bytes:
@@ -257,7 +261,7 @@ class SocketLink(asyncio.BufferedProtocol):
 
     def _advance(self) -> None:
         """Goes on to the next target whenever one is full; empty ones are full at once."""
-        while self._filled == len(self._target) and not self.closed:
+        while self._filled == len(self._target) and self._flow.closed is None:
             self._next()
 
     # ---- targets -----------------------------------------------------------------------------------

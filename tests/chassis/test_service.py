@@ -171,5 +171,5 @@ def test_the_loops_clock_is_finer_than_a_millisecond() -> None:
             await Inbox[int](1).drain(until=due)
             assert -0.001 < loop.time() - due < 1.0
 
-    with asyncio.Runner(loop_factory=service._loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=service.loop_factory()) as runner:
         runner.run(go())
