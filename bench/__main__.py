@@ -1,10 +1,11 @@
 """`python -m bench ROW...`: measures rows and appends them to `bench/results/`. Without a row: all."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+
+from bench.client_loop import run
 
 
 def _tax(args: argparse.Namespace) -> None:
@@ -16,19 +17,19 @@ def _tax(args: argparse.Namespace) -> None:
         rounds=args.rounds,
         workloads=tuple((args.workloads or "W1,W2,W3,W4").split(",")),
     )
-    asyncio.run(tax.main(setting))
+    run(tax.main(setting))
 
 
 def _stalls(args: argparse.Namespace) -> None:
     from bench import stalls
 
-    asyncio.run(stalls.main(args.model, args.stages))
+    run(stalls.main(args.model, args.stages))
 
 
 def _streams(args: argparse.Namespace) -> None:
     from bench import streams
 
-    asyncio.run(streams.main(args.rounds))
+    run(streams.main(args.rounds))
 
 
 def _sim(args: argparse.Namespace) -> None:
@@ -60,6 +61,15 @@ def _peers(args: argparse.Namespace) -> None:
     if args.contestants:
         setting = replace(setting, contestants=tuple(args.contestants.split(",")))
     match.main(setting)
+
+
+def _services(args: argparse.Namespace) -> None:
+    from bench import services
+
+    setting = services.Setting(rounds=args.rounds)
+    if args.workloads:
+        setting = replace(setting, workloads=tuple(args.workloads.split(",")))
+    run(services.main(setting))
 
 
 def _stages(args: argparse.Namespace) -> None:
@@ -112,6 +122,7 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "cores": _cores,
     "floor": _floor,
     "peers": _peers,
+    "services": _services,
     "stages": _stages,
     "paging": _paging,
     "chat": _chat,

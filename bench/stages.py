@@ -5,11 +5,11 @@ stages read every weight once for each half of the sequences, one stage once for
 bound of their ratio rises from a half, where memory decides, to one, where products do.
 """
 
-import asyncio
 import os
 import sys
 from collections.abc import Mapping
 
+from bench.client_loop import run
 from bench.load import Workload
 from bench.peers import weights
 from bench.peers.contestants import Contestant, Shoal, ShoalSetting
@@ -110,7 +110,7 @@ def main(rounds: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     try:
         model = weights.hf_folder("bfloat16")
-        found, bounds = asyncio.run(measure(str(model), rounds))
+        found, bounds = run(measure(str(model), rounds))
         values, rows = values_of(found, bounds, weights.token_bytes("bfloat16"), 2)
     except (Noisy, Failed) as error:
         sys.stdout.write(f"nothing to report: {error}\n")

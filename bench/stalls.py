@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bench.client_loop import SERVICES_ENV
 from bench.load import Seen, Workload, draw_prompts, listen
 from bench.quiet import watch_others
 from bench.results_file import Sample, table, write
@@ -51,7 +52,7 @@ async def measure(model: str, stages: int, rounds: int = ROUNDS) -> tuple[dict[s
     stalls: dict[str, list[float]] = {}
     differing = 0
     with TemporaryDirectory() as folder, watch_others() as others:
-        plan = Plan(model=model, stages=stages, run_dir=Path(folder), flags=flags)
+        plan = Plan(model=model, stages=stages, run_dir=Path(folder), flags=flags, env=SERVICES_ENV)
         async with Deployment(plan) as shoal:
             async with AsyncClient(shoal.address) as client:
                 vocab_size = (await client.models())[0].vocab_size

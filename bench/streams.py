@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bench.client_loop import SERVICES_ENV
 from bench.load import Seen, Workload, draw_prompts, listen
 from bench.quiet import resident_mb, watch_others
 from bench.results_file import Sample, table, write
@@ -124,7 +125,9 @@ async def measure(rounds: int) -> tuple[list[tuple[Half, Half]], float]:
         "batcher": ("--running-len-max", str(ACTIVE)),
     }
     with TemporaryDirectory() as folder, watch_others() as others:
-        async with Deployment(Plan(model="fake", run_dir=Path(folder), flags=flags)) as shoal:
+        async with Deployment(
+            Plan(model="fake", run_dir=Path(folder), flags=flags, env=SERVICES_ENV)
+        ) as shoal:
             bus = await nats_bus.connect(shoal.nats_url, name="bench")
             for number in range(rounds):
                 crowded, begin = await _half(shoal, IDLE, number, None)

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from bench import load
 from bench.bare_driver import BareDriver, Layout, Run
 from bench.bare_driver import load as load_recording
+from bench.client_loop import SERVICES_ENV
 from bench.load import WORKLOADS, Result, Workload
 from bench.quiet import resident_mb, watch_others
 from bench.results_file import Sample, table, write
@@ -126,6 +127,7 @@ async def measure(setting: Setting) -> tuple[list[Round], dict[str, float]]:
             stages=setting.stages,
             run_dir=Path(folder) / "run",
             flags=_flags(setting, recording),
+            env=SERVICES_ENV,
         )
         async with Deployment(plan) as shoal:
             for number in range(setting.rounds):

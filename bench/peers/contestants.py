@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from bench.client_loop import SERVICES_ENV
 from bench.load import ask
 from bench.peers.conversation import (
     Ask,
@@ -200,6 +201,7 @@ class Shoal:
             run_dir=Path(folder),
             restart=False,
             flags={"shard_worker": worker, "batcher": batcher},
+            env=SERVICES_ENV,
         )
         try:
             shoal = await self._stack.enter_async_context(Deployment(plan))

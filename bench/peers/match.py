@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench.client_loop import run
 from bench.load import WORKLOADS, Workload, draw_prompts
 from bench.peers import weights
 from bench.peers.contestants import Contestant, Peer, Shoal, ShoalSetting
@@ -290,7 +291,7 @@ def main(setting: Setting) -> int:
     code = 0
     for dtype in setting.rows:
         try:
-            row = asyncio.run(measure(setting, dtype))
+            row = run(measure(setting, dtype))
             row.weights_bytes = weights.token_bytes(dtype)
             values, lines = values_of(row)
         except (Noisy, Failed) as error:
