@@ -7,7 +7,7 @@
 #include <new>
 
 #define SHOAL_PORTABLE_ONLY
-#include "linear_bf16.h"
+#include "linear_codes_bf16.h"
 #include "quant_pack.h"
 
 namespace {
@@ -131,7 +131,7 @@ size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max) {
     const size_t packed = std::max(whole, part) * sizeof(float);
     const size_t codes =
         at_most(shoal::kRowsAtOnceInt8) * (inputs + inputs / shoal::kBlock * 3 * sizeof(float));
-    const size_t pairs = shoal::pair_scratch_bytes(linear->inputs, m_max);
+    const size_t pairs = shoal::code_scratch_bytes(linear->inputs, m_max);
     return aligned(std::max({tile + packed, codes, pairs})) + kAlignment;
 }
 

@@ -55,8 +55,9 @@ void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, i
                       int64_t ldy, const float *bias, int part, int parts, void *scratch);
 
 // The same with x rounded to bfloat16 (to nearest, ties to even; subnormal numbers count as zero), where the
-// instruction set in use multiplies pairs of bfloat16 and the format is bf16; elsewhere as shoal_linear_run
-// does. The same rule for bits.
+// instruction set in use multiplies pairs of bfloat16 and the format is bf16 or quantised: codes are exact in
+// bfloat16, and what they sum to under a scale is scaled in f32. Elsewhere as shoal_linear_run does. The same
+// rule for bits.
 void shoal_linear_run_bf16(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                            int64_t ldy, const float *bias, int part, int parts, void *scratch);
 

@@ -16,7 +16,7 @@ constexpr int kVnniRows = 4, kVnniPanels = 2;  // of a tile: float sums, integer
 // Adds blocks [first, end) of a tile of kRows rows of x and kPanels panels, `stride` bytes apart.
 template <class V, class P, int kRows, int kPanels>
 __attribute__((noinline)) void multiply_vnni(const uint8_t *panel, int64_t stride, int64_t first, int64_t end,
-                                             const Activations8 x, Target to, Ahead ahead) {
+                                             const Activations8 x, const Target &to, Ahead ahead) {
     static_assert(V::kWidth == kPanel);
     constexpr int kRuns = kBlock / P::kScaleInputs, kSteps = 4 / kRuns;
     Sums<V, kRows, kPanels> sums;

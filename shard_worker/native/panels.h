@@ -68,8 +68,8 @@ struct F16Panel {
 // ---- quantised formats: a block is 32 inputs; kBlocks of them follow one header
 //
 // kScaleInputs: inputs that share a scale. kChain: words whose products can be summed in 16 bits (code * 127,
-// two a pair). kCentre: the code that means zero, 0 where each block has a
-// minimum of its own. `words`: step s of a block is 8 inputs, as two words: inputs 8s..8s+3 and 8s+4..8s+7.
+// two a pair). kCentre: the code that means zero, 0 where each block has a minimum of its own. kCodes32: all
+// codes are below 32. `words`: step s of a block is 8 inputs, as two words: inputs 8s..8s+3 and 8s+4..8s+7.
 
 constexpr uint32_t kNibbles = 0x0f0f0f0fu;
 
@@ -83,6 +83,7 @@ SHOAL_INLINE void nibbles(const uint8_t *codes, int step, int half, typename V::
 
 struct Q8_0Panel {  // scales[16] f16, words [8][16]
     static constexpr bool kQuantised = true;
+    static constexpr bool kCodes32 = false;
     static constexpr int kBlocks = 1, kHeaderBytes = 0, kScaleInputs = 32, kChain = 0, kCentre = 128;
     static constexpr int kCodes = 32, kBlockBytes = kCodes + 8 * kPanel * 4;
 
@@ -103,6 +104,7 @@ struct Q8_0Panel {  // scales[16] f16, words [8][16]
 
 struct Q4_0Panel {  // scales[16] f16, words of nibbles [4][16]
     static constexpr bool kQuantised = true;
+    static constexpr bool kCodes32 = true;
     static constexpr int kBlocks = 1, kHeaderBytes = 0, kScaleInputs = 32, kChain = 8, kCentre = 8;
     static constexpr int kCodes = 32, kBlockBytes = kCodes + 4 * kPanel * 4;
 
@@ -121,6 +123,7 @@ struct Q4_0Panel {  // scales[16] f16, words of nibbles [4][16]
 
 struct Q4_1Panel {  // scales[16] f16, minima[16] f16, words of nibbles [4][16]
     static constexpr bool kQuantised = true;
+    static constexpr bool kCodes32 = true;
     static constexpr int kBlocks = 1, kHeaderBytes = 0, kScaleInputs = 32, kChain = 8, kCentre = 0;
     static constexpr int kMinima = 32, kCodes = 64, kBlockBytes = kCodes + 4 * kPanel * 4;
 
@@ -140,6 +143,7 @@ struct Q4_1Panel {  // scales[16] f16, minima[16] f16, words of nibbles [4][16]
 struct Q5_0Panel {  // scales[16] f16, fifth bits [16] (bit w of byte b: input 4w + b), words of nibbles
                     // [4][16]
     static constexpr bool kQuantised = true;
+    static constexpr bool kCodes32 = true;
     static constexpr int kBlocks = 1, kHeaderBytes = 0, kScaleInputs = 32, kChain = 4, kCentre = 16;
     static constexpr int kHigh = 32, kCodes = kHigh + kPanel * 4, kBlockBytes = kCodes + 4 * kPanel * 4;
 
@@ -164,6 +168,7 @@ struct Q5_0Panel {  // scales[16] f16, fifth bits [16] (bit w of byte b: input 4
 // the minimum [16] u8, words of nibbles [4][16].
 struct Q4KPanel {
     static constexpr bool kQuantised = true;
+    static constexpr bool kCodes32 = true;
     static constexpr int kBlocks = 8, kHeaderBytes = 64, kScaleInputs = 32, kChain = 8, kCentre = 0;
     static constexpr int kMinima = 16, kCodes = 32, kBlockBytes = kCodes + 4 * kPanel * 4;
 
@@ -187,6 +192,7 @@ struct Q4KPanel {
 // bits [2][16] (bits 2w and 2w+1 of byte b: input 4w + b of a half block), words of nibbles [4][16].
 struct Q6KPanel {
     static constexpr bool kQuantised = true;
+    static constexpr bool kCodes32 = false;
     static constexpr int kBlocks = 8, kHeaderBytes = 32, kScaleInputs = 16, kChain = 2, kCentre = 32;
     static constexpr int kHigh = 32, kCodes = kHigh + 2 * kPanel * 4, kBlockBytes = kCodes + 4 * kPanel * 4;
 
