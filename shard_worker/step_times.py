@@ -69,7 +69,7 @@ def sizes_of(weights: StageWeights, dtype: str, quantize: str, int8_activations:
                 each = bits_per_weight(matrix.format)
             if quantize in QUANTIZED_BITS:
                 each = min(each, max(least, QUANTIZED_BITS[quantize]))
-            arithmetic = dtype if not packed else "int8" if int8_activations else "float32"
+            arithmetic = "int8" if packed and int8_activations else dtype
             counts[arithmetic] = counts.get(arithmetic, 0) + some
             bits += some * each
         return counts, round(bits / 8)
