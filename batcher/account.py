@@ -60,6 +60,8 @@ class Account:
         self._tracer = tracer
         self._open: dict[RequestId, _Open] = {}
         self._sent: dict[tuple[int, int], tuple[_Step, StepPlan, int]] = {}
+        self._named: list[RequestId] = []  # by the last step, as mostly by the next one
+        self._members: tuple[tuple[TraceContext, ...], str] = (), ""  # their contexts and ids
 
     # ---- requests
 
@@ -73,6 +75,7 @@ class Account:
         if known is not None:
             known.deliveries = max(known.deliveries, count)
             return
+        self._named = []
         parent = TraceContext.decode(request.trace_parent)
         trace_id = parent.trace_id if parent else step_context(request.id, 0, 0).trace_id
         self._open[request.id] = _Open(
@@ -136,6 +139,7 @@ class Account:
         o = self._open.pop(request_id, None)
         if o is None:
             return
+        self._named = []
         self._close_segment(o)
         for what, since in o.calls.items():
             self._child(o, f"batcher.{what}", since, now_ns, {})
@@ -275,14 +279,18 @@ class Account:
         timings: Sequence[StageTiming],
         error: str | None = None,
     ) -> None:
-        named = plan.rows[:LINKS_MAX]
-        members = [self._open.get(row.request_id) for row in named]
+        named = [row.request_id for row in plan.rows[:LINKS_MAX]]
+        if named != self._named:
+            members = [self._open.get(request_id) for request_id in named]
+            self._named = named
+            self._members = tuple([o.context for o in members if o is not None]), ",".join(named)
+        links, requests = self._members
         attributes: dict[str, Value] = {
             "shoal.epoch": step.epoch,
             "shoal.step": step.number,
             "shoal.rows": len(plan.rows),
             "shoal.tokens": sum([len(row.token_ids) for row in plan.rows]),
-            "shoal.requests": ",".join([row.request_id for row in named]),
+            "shoal.requests": requests,
         }
         for t in timings:
             attributes[f"shoal.stage.{t.stage}.wait_us"] = t.wait_ns // 1000
@@ -296,7 +304,7 @@ class Account:
                 start_ns,
                 end_ns,
                 attributes,
-                tuple([o.context for o in members if o is not None]),
+                links,
                 error,
             )
         )

@@ -83,3 +83,20 @@ def test_a_busy_inbox_lets_others_run() -> None:
             task.cancel()
 
     run(go())
+
+
+def test_a_timer_set_for_an_earlier_time_wakes_nobody_too_soon() -> None:
+    async def go() -> None:
+        loop, inbox = asyncio.get_running_loop(), Inbox[int](4)
+        early, late = loop.time() + 0.02, loop.time() + 0.05
+        inbox.offer(1)
+        assert await inbox.drain(early) == [1]
+        loop.call_soon(inbox.offer, 2)
+        assert await inbox.drain(early) == [2]
+        assert await inbox.drain(late) == [] and loop.time() >= late
+        loop.call_later(0.01, inbox.offer, 3)
+        assert await inbox.drain(None) == [3], "without a time only an item wakes"
+        before = loop.time() + 0.01
+        assert await inbox.drain(before) == [] and loop.time() >= before
+
+    run(go())
