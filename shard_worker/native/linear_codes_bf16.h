@@ -14,7 +14,7 @@ namespace shoal {
 
 constexpr int64_t kCodeBlocksMax = 12;  // of a stretch
 constexpr int kCodePanels = 2, kCodeRows = 6;  // of a register tile
-constexpr int kCodeRowsStreamed = 4;
+constexpr int kCodeRowsStreamed = 8;
 
 // A block of a panel, expanded: 16 words a panel's output, of two inputs each.
 struct CodeBlock {
@@ -193,7 +193,7 @@ __attribute__((noinline)) void stream_codes(const uint8_t *panel, int64_t blocks
                 const __m512i pairs[4] = {fore.first, fore.second, last.first, last.second};
 #pragma GCC unroll 4
                 for (int k = 0; k < 4; ++k) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                     for (int i = 0; i < kRows; ++i) {
                         const auto pair = reinterpret_cast<__m512bh>(
                             _mm512_set1_epi32(static_cast<int>(words[i * x.stride + 4 * s + k])));
@@ -204,7 +204,7 @@ __attribute__((noinline)) void stream_codes(const uint8_t *panel, int64_t blocks
             }
             __m512 scale, offset;
             P::template scales<Avx512Lanes>(header, block, run, 0, scale, offset);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int i = 0; i < kRows; ++i) {
                 auto &sum = sums.at[i][0][0];
                 if constexpr (P::kCentre == 0)

@@ -178,10 +178,11 @@ def test_bf16_is_multiplied_where_the_processor_does(native: ctypes.CDLL, isa: s
     flags = Path("/proc/cpuinfo")
     if isa != "avx512" or not flags.exists() or " avx512_bf16 " not in flags.read_text():
         pytest.skip("not this processor's")
-    rows, _ = stored(WeightFormat.BF16, 16, 32)
-    matrix = PackedMatrix(native, WeightFormat.BF16, rows, 32)
-    assert matrix.rounds_bf16
-    matrix.close()
+    for format in (WeightFormat.BF16, *QUANTISED):
+        rows, _ = stored(format, 16, 256)
+        matrix = PackedMatrix(native, format, rows, 256)
+        assert matrix.rounds_bf16
+        matrix.close()
 
 
 def test_long_rows_of_8_bits_go_in_stretches_with_the_same_bits(native: ctypes.CDLL, isa: str) -> None:
