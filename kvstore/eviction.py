@@ -17,7 +17,7 @@ from chassis.messages.kvstore import KEEP_DEFAULT, KEEP_LEAST, KEEP_PINNED
 
 
 class EvictionOrder:
-    __slots__ = ("_credit", "_keep", "_len", "_queues", "_stamp")
+    __slots__ = ("_credit", "_filled", "_keep", "_len", "_queues", "_stamp")
 
     def __init__(self, num_blocks: int) -> None:
         self._keep = bytearray([KEEP_LEAST]) * num_blocks
@@ -25,6 +25,7 @@ class EvictionOrder:
         self._queues: list[OrderedDict[BlockId, tuple[int, float]]] = [
             OrderedDict() for _ in range(KEEP_LEAST + 1)
         ]
+        self._filled: list[int] = []  # queues with blocks, but for the pins'
         self._stamp = 0
         self._len = 0
 
@@ -63,25 +64,39 @@ class EvictionOrder:
     def add(self, block: BlockId, now: float) -> None:
         """Nobody uses it any more: the last to go among its like."""
         self._stamp += 1
-        self._queues[self._keep[block]][block] = (self._stamp, now)
+        keep = self._keep[block]
+        queue = self._queues[keep]
+        if not queue and keep != KEEP_PINNED:
+            self._filled.append(keep)
+        queue[block] = (self._stamp, now)
         self._len += 1
 
     def remove(self, block: BlockId) -> None:
         """It is in use again, or holds nothing."""
-        del self._queues[self._keep[block]][block]
-        self._len -= 1
+        keep = self._keep[block]
+        del self._queues[keep][block]
+        self._emptied(keep)
 
     def pop(self) -> BlockId:
         """The next to go."""
-        first, first_rank = KEEP_PINNED, None
-        for keep in range(KEEP_LEAST, KEEP_PINNED, -1):
-            queue = self._queues[keep]
-            if queue:
-                rank = next(iter(queue.values()))[0] + self._credit[keep]
-                if first_rank is None or rank < first_rank:
-                    first, first_rank = keep, rank
+        filled = self._filled
+        if len(filled) > 1:
+            keep = min(filled, key=self._next_of)
+        else:
+            keep = filled[0] if filled else KEEP_PINNED
+        block, _ = self._queues[keep].popitem(last=False)
+        self._emptied(keep)
+        return block
+
+    def _next_of(self, keep: int) -> tuple[int, int]:
+        stamp, _ = next(iter(self._queues[keep].values()))
+        return stamp + self._credit[keep], -keep
+
+    def _emptied(self, keep: int) -> None:
+        """A block less in its queue."""
         self._len -= 1
-        return self._queues[first].popitem(last=False)[0]
+        if not self._queues[keep] and keep != KEEP_PINNED:
+            self._filled.remove(keep)
 
     def since(self, block: BlockId) -> float | None:
         """When its last user let go of it; None while it is in use."""
@@ -90,5 +105,7 @@ class EvictionOrder:
 
     def check(self) -> None:
         assert self._len == sum(map(len, self._queues))
+        filled = [keep for keep, queue in enumerate(self._queues) if queue and keep != KEEP_PINNED]
+        assert sorted(self._filled) == filled
         for keep, queue in enumerate(self._queues):
             assert all(self._keep[block] == keep for block in queue), "kept otherwise than it lies"

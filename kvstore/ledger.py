@@ -148,8 +148,9 @@ class Pool:
         keeps = call.keeps or (KEEP_DEFAULT,) * len(call.releases)
         for block, keep in zip(reversed(call.releases), reversed(keeps), strict=True):
             references[block] -= 1
-            index.let_go(block, keep)
-            if references[block] == 0 and not index.settle(block, self.now):
+            if references[block]:
+                index.let_go(block, keep)
+            elif not index.settle(block, keep, self.now):
                 self.table.free.append(block)
         return Exchanged(self._lease(call.lease_count), len(self.table.free), self.index.cached)
 
@@ -157,10 +158,10 @@ class Pool:
         """As many as there are, up to `count`: free ones first, then the least recently used cached ones."""
         free, references = self.table.free, self.table.references
         leased = [free.pop() for _ in range(min(count, len(free)))]
-        for _ in range(min(count - len(leased), self.index.cached)):
-            block, content = self.index.evict()
+        evicted = [self.index.evict() for _ in range(min(count - len(leased), self.index.cached))]
+        self._tally.evictions += len(evicted)
+        for block, content in evicted:
             self._changes.evicted(self.attach, content)
-            self._tally.evictions += 1
             leased.append(block)
         for block in leased:
             assert references[block] == 0

@@ -111,11 +111,12 @@ class PrefixIndex:
         """A reference ends, of whoever wants the content kept so long."""
         self._order.want(block, keep)
 
-    def settle(self, block: BlockId, now: float) -> bool:
-        """A block lost its last reference. True: it is cached; False: it is free and forgotten."""
+    def settle(self, block: BlockId, keep: int, now: float) -> bool:
+        """Its last reference ends, as in `let_go`. True: it is cached; False: it is free and forgotten."""
         content = self._content.get(block)
         if content is None:
             return False
+        self._order.want(block, keep)
         twins = self._twins.get(content)
         holds = self._holder[content] == block
         if holds and twins is None:
