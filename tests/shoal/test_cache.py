@@ -15,7 +15,7 @@ from chassis.messages.cache import Held, Holdings, PoolTotals
 from chassis.messages.kvstore import KEEP_DEFAULT, KEEP_PINNED, NO_PARENT, PoolRef
 from chassis.messages.registry import KvstoreEntry, build_kvstore
 from chassis.wire import kvstore_pb2 as pb
-from shoal import cli
+from shoal import cache_words, cli
 from shoal.cache_words import CacheShown, PoolShown, as_json, look, render
 from shoal.cached_prefixes import Run, runs_of, top
 from tests.sim.loop import run as on_virtual_clock
@@ -146,7 +146,7 @@ def test_the_command_knows_its_words(
         asked.append((url, arguments.top, arguments.by, arguments.json))  # type: ignore[attr-defined]
         return "text", len(asked) == 1
 
-    monkeypatch.setattr(cli.cache_words, "show", show)
+    monkeypatch.setattr(cache_words, "show", show)
     assert cli.main(["cache", "--nats", "n", "--top", "3", "--by", "length"]) == 0
     assert cli.main(["cache", "--nats", "n", "--json"]) == 1
     assert asked == [("n", 3, "length", False), ("n", 20, "hits", True)]
