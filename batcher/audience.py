@@ -1,6 +1,7 @@
 """Pure. The gateways that follow one request: where each stands, and for how long there may be none.
 
-A gateway is sent everything from the index after what it is known to hold. Only the owner counts the
+A gateway is sent everything from the index after what it is known to hold, in parts of the interval that the
+request asks for. Only the owner counts the
 time without a gateway; a count that runs is stopped, but never lengthened. While it runs the gateways are
 asked again and again, because one that is content with its parts has no reason to speak.
 """
@@ -66,6 +67,11 @@ class Audience:
         """The output is another from here on."""
         for gateway, index in self.next_index.items():
             self.next_index[gateway] = min(index, output_len)
+
+    def waits(self, output_len: int, interval: int) -> bool:
+        """Whether somebody lacks the first id, or as many as a part is to have."""
+        least = max(1, interval)
+        return any(not index or output_len - index >= least for index in self.next_index.values())
 
     def serve(
         self,

@@ -106,7 +106,7 @@ class Tenure(Actions):
             self.turn.drop("tokens")
             return
         self.extend(ids, self.turn.now, told)
-        if self.state is State.RUNNING:
+        if self.state is State.RUNNING and self.audience.waits(len(self.ids), self.request.stream_interval):
             self._serve(self.attempt, parts)
 
     def on_ended(self, event: e.Ended) -> None:

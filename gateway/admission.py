@@ -151,6 +151,7 @@ def admit(
         body_digest=digest,
         keyed=bool(call.client_key),
         trace_parent=trace_parent,
+        stream_interval=call.stream_interval,
     )
 
 

@@ -61,6 +61,7 @@ class Request:
     body_digest: bytes = b""
     keyed: bool = False
     trace_parent: bytes = b""
+    stream_interval: int = 0  # output ids of a part at least, but of the first and the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ def build_request(r: Request) -> bytes:
         body_digest=r.body_digest,
         keyed=r.keyed,
         trace_parent=r.trace_parent,
+        stream_interval=r.stream_interval,
     ).SerializeToString()
 
 
@@ -185,6 +187,7 @@ def parse_request(data: bytes) -> Request:
         body_digest=m.body_digest,
         keyed=m.keyed,
         trace_parent=m.trace_parent,
+        stream_interval=m.stream_interval,
     )
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Request(_message.Message):
-    __slots__ = ("id", "tenant", "gateway", "model", "prompt_ids", "seed", "sampling", "limits", "timeout_ms", "resume_window_ms", "priority", "body_digest", "keyed", "trace_parent")
+    __slots__ = ("id", "tenant", "gateway", "model", "prompt_ids", "seed", "sampling", "limits", "timeout_ms", "resume_window_ms", "priority", "body_digest", "keyed", "trace_parent", "stream_interval")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Request(_message.Message):
     BODY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     KEYED_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant: str
     gateway: str
@@ -36,7 +37,8 @@ class Request(_message.Message):
     body_digest: bytes
     keyed: bool
     trace_parent: bytes
-    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., gateway: _Optional[str] = ..., model: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., priority: _Optional[int] = ..., body_digest: _Optional[bytes] = ..., keyed: _Optional[bool] = ..., trace_parent: _Optional[bytes] = ...) -> None: ...
+    stream_interval: int
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., gateway: _Optional[str] = ..., model: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., priority: _Optional[int] = ..., body_digest: _Optional[bytes] = ..., keyed: _Optional[bool] = ..., trace_parent: _Optional[bytes] = ..., stream_interval: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "shaping", "logprobs", "prompt_logprobs")

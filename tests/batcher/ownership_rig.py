@@ -30,6 +30,7 @@ def request(
     resume_window_ms: int = 0,
     gateway: str = G,
     max_tokens: int = 64,
+    stream_interval: int = 0,
 ) -> Request:
     return Request(
         id=RequestId(request_id),
@@ -43,6 +44,7 @@ def request(
         timeout_ms=timeout_ms,
         resume_window_ms=resume_window_ms,
         body_digest=b"body",
+        stream_interval=stream_interval,
     )
 
 

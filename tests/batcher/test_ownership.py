@@ -767,6 +767,37 @@ def test_a_takeover_that_was_verified_asks_again() -> None:
     assert rig.at(State.TAKEOVER) and rig.of(e.AskTakeover)
 
 
+# ---- parts of an interval ------------------------------------------------------------------------
+
+
+def test_an_interval_gathers_ids_but_the_first_and_the_last() -> None:
+    rig = Rig(stream_interval=3).running(10)
+    assert [part.ids for part in rig.parts()] == [(10,)]
+    for token_id in (11, 12):
+        rig.make(token_id)
+        assert not rig.parts()
+    rig.make(13)
+    (part,) = rig.parts()
+    assert (part.first_index, part.ids) == (1, (11, 12, 13))
+    rig.make(14)
+    rig.end(10, 11, 12, 13, 14, 15)
+    (last,) = rig.parts()
+    assert (last.first_index, last.ids) == (4, (14, 15))
+
+
+def test_who_joins_within_an_interval_gets_all_at_once_and_so_do_those_who_waited() -> None:
+    rig = Rig(stream_interval=4).running(10)
+    rig.make(11)
+    rig.attach(10)
+    assert [part.ids for part in rig.parts(H)] == [(11,)]
+    assert [part.ids for part in rig.parts(G)] == [(11,)]
+    for token_id in (12, 13, 14):
+        rig.make(token_id)
+        assert not rig.parts(G) and not rig.parts(H)
+    rig.make(15)
+    assert [part.ids for part in rig.parts(G)] == [part.ids for part in rig.parts(H)] == [(12, 13, 14, 15)]
+
+
 # ---- the count without gateways --------------------------------------------------------------------
 
 

@@ -135,6 +135,8 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
         call = replace(call, top_logprobs=shaped.randint(0, 2))
     if shaped.random() < 0.4:
         call = replace(call, prompt_logprobs=shaped.randint(0, 2))
+    if shaped.random() < 0.4:
+        call = replace(call, stream_interval=shaped.randint(1, 8))
     return Plan(
         name=f"c{i}",
         start_s=rng.choice((0.0, rng.uniform(0, options.fault_time_s))),
