@@ -29,6 +29,7 @@ class Setting:
     workloads: tuple[str, ...] = ("W1", "W2", "W3")
     row: str = "bfloat16"
     sequences_max: int = 64
+    stream_interval: int = 1  # every token told by itself: what the services can be asked at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,12 @@ async def measure(setting: Setting) -> tuple[dict[str, list[Turn]], float]:
     """Turns by workload, and the cores that others used meanwhile."""
     form = weights.ROWS[setting.row]["shoal"]
     shoal = Shoal(
-        ShoalSetting(str(form.weights()), sequences_max=setting.sequences_max, worker_flags=form.flags)
+        ShoalSetting(
+            str(form.weights()),
+            sequences_max=setting.sequences_max,
+            worker_flags=form.flags,
+            stream_interval=setting.stream_interval,
+        )
     )
     turns: dict[str, list[Turn]] = {name: [] for name in setting.workloads}
     await shoal.start()
@@ -156,4 +162,5 @@ async def main(setting: Setting) -> None:
             full = f"services.{name.lower()}.{what}"
             sys.stdout.write(f"{full}: {values[full]}\n")
     sys.stdout.write(f"others used {others_cores:.2f} cores\n")
-    write("services", values, {"row": setting.row, "others_cores": round(others_cores, 2)})
+    notes = {"row": setting.row, "stream_interval": setting.stream_interval}
+    write("services", values, notes | {"others_cores": round(others_cores, 2)})
