@@ -58,7 +58,7 @@ class Composer:
     def open(self, steps_max: int, num_stages: int) -> None:
         """A new epoch: nothing is in flight."""
         self._groups = policy.decode_groups(steps_max, num_stages)
-        self._decoding_max = steps_max if self._running.runs_ahead else self._groups
+        self._decoding_max = 2 if self._running.runs_ahead else self._groups
         self._steps_max = steps_max
         self._shared_left = 0
 

@@ -12,7 +12,7 @@ class Config:
     waiting_len_max: int = 1024
     running_len_max: int = 64
     step_tokens_max: int = 512
-    steps_in_flight: int = 0  # 0: as many as there are stages, two for one stage
+    steps_in_flight: int = 0  # 0: as many as there are stages, two or three for one stage
     run_ahead: bool = True  # with one stage: the next step is sent before the last one's tokens are known
     block_size_tokens: int = 16
     # time

@@ -44,6 +44,14 @@ def decode_groups(steps_in_flight_max: int, num_stages: int) -> int:
     return steps_in_flight_max if num_stages > 1 else 1
 
 
+def steps_in_flight(wanted: int | None, num_stages: int, run_ahead: bool) -> int:
+    """As many as there are stages; with one stage two, so that one lies there when the other is done. If that
+    one was sent ahead a third place stays, for prompts that come meanwhile: they go right behind it."""
+    if wanted is None and num_stages == 1 and run_ahead:
+        return 3
+    return min(wanted or max(2, num_stages), num_stages + 1)
+
+
 def runs_ahead(steps_in_flight_max: int, num_stages: int, wanted: bool) -> bool:
     """Whether a sequence's next step is sent before the token of the one in flight is known. With one stage
     who samples it computes it next: the step lies there already, and nobody waits for the batcher. With more

@@ -56,7 +56,7 @@ class SchedulerConfig:
     step_tokens_max: int = 512
     sequences_max: int = 64  # running at once; also the number of slots
     waiting_len_max: int = 1024
-    steps_in_flight_max: int | None = None  # None: the number of stages, 2 for one stage
+    steps_in_flight_max: int | None = None  # None: see `policy.steps_in_flight`
     run_ahead: bool = True  # where it can be: see `policy.runs_ahead`
     lease_low_blocks: int = 16
     lease_high_blocks: int = 64
@@ -285,9 +285,8 @@ class Scheduler:
         assert num_blocks >= 1 and num_stages >= 1
         self.unform(now)
         config = self._config
-        steps_max = config.steps_in_flight_max or max(2, num_stages)
         self._capacity_tokens = num_blocks * config.block_size_tokens
-        steps_max = min(steps_max, num_stages + 1)
+        steps_max = policy.steps_in_flight(config.steps_in_flight_max, num_stages, config.run_ahead)
         self._flights.open(epoch, steps_max)
         self._running.runs_ahead = policy.runs_ahead(steps_max, num_stages, config.run_ahead)
         self._running.line_up_all()
