@@ -16,6 +16,7 @@ namespace shoal {
 
 constexpr int64_t kPairsAtOnce = 2;  // a block of Bf16Panel
 constexpr int kPairHeightMax = 8;
+constexpr int kUnaidedRows = 2;  // so few leave the memory no time between two reads: the processor guesses them
 constexpr int64_t kPairRowsBytes = 384 << 10;  // of x, beside the panels in the second-level cache
 
 // Rows of x as words of two inputs, the earlier one low; what pads a row is zero.
@@ -103,7 +104,7 @@ __attribute__((noinline)) void multiply_pairs(const uint8_t *panel, int64_t stri
         }
     };
     for (int64_t k = 0; k < pairs; k += kPairsAtOnce) {
-        ahead.fetch<1>(0);
+        if constexpr (kRows > kUnaidedRows) ahead.fetch<1>(0);
         add(k);
         add(k + 1);
     }

@@ -11,9 +11,6 @@
 namespace shoal {
 
 constexpr int64_t PANEL_OUTPUTS = 16;  // linear.h shares out outputs in whole panels
-constexpr int64_t PIECE_PANELS = 4;    // of a product that a thread takes at once, at least
-constexpr int64_t PIECES_MAX = 32;     // of one matrix
-constexpr int64_t FEW_ROWS = 4;        // for more a product first packs its input, once a piece: pieces are then large
 
 using Run = decltype(&shoal_linear_run);  // one of linear.h's, by what activations may be rounded to
 
@@ -27,28 +24,23 @@ struct Piece {
 
 struct Map {
     std::vector<const shoal_linear *> matrices;
-    std::vector<Piece> small, large;  // two ways to share it out; both matrix by matrix
+    std::vector<Piece> pieces;  // matrix by matrix: long ones, that memory is read in a stream and x packed once
     const float *bias = nullptr;
 
     Map() = default;
 
-    Map(const shoal_map &map, int64_t large_parts)
+    // `parts` of each matrix.
+    Map(const shoal_map &map, int64_t parts)
         : matrices(map.matrices, map.matrices + map.count), bias(map.bias) {
         int64_t at = 0;
         for (const shoal_linear *matrix : matrices) {
             const int64_t outputs = shoal_linear_outputs(matrix), panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
-            auto cut = [&](int64_t parts, std::vector<Piece> &pieces) {
-                for (int64_t i = 0; i < parts; i++)
-                    pieces.push_back({matrix, i, parts, at, panels * i / parts * PANEL_OUTPUTS,
-                                      std::min(outputs, panels * (i + 1) / parts * PANEL_OUTPUTS)});
-            };
-            cut(std::clamp<int64_t>(panels / PIECE_PANELS, 1, PIECES_MAX), small);
-            cut(large_parts, large);
+            for (int64_t i = 0; i < parts; i++)
+                pieces.push_back({matrix, i, parts, at, panels * i / parts * PANEL_OUTPUTS,
+                                  std::min(outputs, panels * (i + 1) / parts * PANEL_OUTPUTS)});
             at += outputs;
         }
     }
-
-    const std::vector<Piece> &pieces(int64_t rows) const { return rows <= FEW_ROWS ? small : large; }
 
     // Two matrices whose outputs belong together one by one, as gate and up do.
     bool pairs(int64_t outputs) const {

@@ -275,7 +275,7 @@ void shoal_stage::trim(int part, Clock &clock) {
 
 void shoal_stage::product(const Map &map, const float *x, int64_t ldx, float *y, int64_t ldy, int64_t n, int part,
                           Clock &clock) {
-    const std::vector<Piece> &pieces = map.pieces(n);
+    const std::vector<Piece> &pieces = map.pieces;
     share(pieces.size(), [&](int64_t i) { map.run(pieces[i], multiply, x, ldx, n, y, ldy, scratch_of(part)); });
     clock.spent(SHOAL_TIME_PRODUCTS);
     wait(clock);
@@ -289,7 +289,7 @@ void shoal_stage::gates_of_all(const Layer &layer, int64_t n, int part, Clock &c
         product(map, normed, c.hidden, gates, ld, n, part, clock);
         own_rows(n, part, [&](int64_t t) { activate(gates + t * ld, 0, c.inner); });
     } else {
-        const std::vector<Piece> &pieces = map.pieces(n);
+        const std::vector<Piece> &pieces = map.pieces;
         const int64_t pairs = (int64_t)pieces.size() / 2;
         share(pairs, [&](int64_t i) {
             const Piece &gate = pieces[i];
@@ -439,7 +439,7 @@ void shoal_stage::run_head(int part) {
         ops.rms_norm(hidden + row_of(places[i]) * c.hidden, c.head_norm, c.rms_eps, c.hidden, normed + i * c.hidden);
     });
     barrier.wait();
-    const std::vector<Piece> &pieces = head.pieces(num_places);
+    const std::vector<Piece> &pieces = head.pieces;
     share(pieces.size(), [&](int64_t i) {
         head.run(pieces[i], multiply, normed, c.hidden, num_places, logits, c.vocab, scratch_of(part));
     });
