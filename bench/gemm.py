@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,7 +109,7 @@ def packed_candidates(
     matrices = [PackedMatrix(native, format, rows, inputs) for _ in range(COLD_BYTES // rows.nbytes + 1)]
     scratch = matrices[0].scratch(max(ROWS))
 
-    def calls(how: Mapping[str, bool], x: F32, y: F32) -> Sequence[Callable[[], object]]:
+    def calls(how: Mapping[str, Any], x: F32, y: F32) -> Sequence[Callable[[], object]]:
         return [matrix.call(x, y, scratch, **how) for matrix in matrices]
 
     def close() -> None:

@@ -4,6 +4,7 @@ other."""
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,11 @@ FORMATS = tuple(WeightFormat)
 QUANTISED = FORMATS[3:]
 BLOCK = {WeightFormat.Q4_K: 256, WeightFormat.Q6_K: 256} | dict.fromkeys(QUANTISED[:4], 32)
 ROWS_MAX = 70
-ARITHMETIC = {"exact": {}, "bf16": {"bf16": True}, "int8": {"int8": True}}  # what x may be rounded to
+ARITHMETIC: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "bf16": {"bf16": True},
+    "int8": {"int8": True},
+}  # what x may be rounded to
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +136,7 @@ def test_long_rows_go_in_stretches_with_the_same_bits(native: ctypes.CDLL, isa: 
         matrix = PackedMatrix(native, format, rows, inputs)
         x = activations(231, inputs)
         assert_close(matrix.run(x), x, weights)
-        for how in ({}, {"bf16": True}):
+        for how in (ARITHMETIC["exact"], ARITHMETIC["bf16"]):
             y = matrix.run(x, parts=2, **how)
             assert_same_bits(y[-1:], matrix.run(x[-1:], **how))
             assert_same_bits(y[100:120], matrix.run(x[100:120], **how))
