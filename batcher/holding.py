@@ -12,6 +12,7 @@ from batcher.audience import Audience
 from batcher.events import Ended
 from chassis.ids import AckToken, Attempt, BootId, RequestId
 from chassis.messages.chunk import EMPTY_DIGEST, extend_digest
+from chassis.messages.ownership import CancelAsk
 from chassis.messages.request import Cancel, Claim, Reason, Record, Request, Terminal, Timings, Usage
 from chassis.messages.sampling import UNTOLD, PromptTold, TokenLogprobs, recorded
 
@@ -93,6 +94,9 @@ class Holding:
 
     def is_late(self, now: float) -> bool:
         return self.why is None and self.deadline is not None and self.deadline <= now
+
+    def fits(self, ids: Sequence[int]) -> bool:
+        return len(ids) <= self.request.limits.max_tokens
 
     def starts_with(self, ids: Sequence[int]) -> bool:
         """Whether `ids` is a prefix of the output."""
@@ -233,3 +237,8 @@ class Holding:
 
 def _us(seconds: float) -> int:
     return max(0, round(seconds * 1e6))
+
+
+def end_of(cancel: Cancel | CancelAsk) -> Reason:
+    """A gateway that waited in vain for the deadline's end cancels too: nobody wished that."""
+    return Reason.DEADLINE if cancel.reason == "deadline" else Reason.CANCELLED

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from batcher import events as e
 from batcher.actions import Actions
 from batcher.audience import Parts
-from batcher.holding import State
+from batcher.holding import State, end_of
 from chassis.ids import Attempt
 from chassis.messages.ownership import Attach, AttachKind, CancelAsk, Detached, Refused, longest
 from chassis.messages.request import Cancel, Claim, Reason, Record, Terminal
@@ -214,7 +214,7 @@ class Tenure(Actions):
             case Claim() if record.body_digest not in (b"", self.request.body_digest):
                 self.leave("another body", ack=True)  # a copy under another subject; its client is refused
             case Cancel() if record.boot in ("", self.turn.boot):
-                self.seen_attempt, self.why = record.attempt, _end_of(record)
+                self.seen_attempt, self.why = record.attempt, end_of(record)
                 if record.boot:
                     self.attempt = record.attempt
                 self._write_terminal()
@@ -235,7 +235,7 @@ class Tenure(Actions):
                 else:
                     self._proceed()
             case Cancel() if record.boot == self.turn.boot:
-                self.expected_seq, self.seen_attempt, self.why = seq, record.attempt, _end_of(record)
+                self.expected_seq, self.seen_attempt, self.why = seq, record.attempt, end_of(record)
                 self._write_terminal()
             case Terminal():
                 self._on_terminal(record)
@@ -278,7 +278,7 @@ class Tenure(Actions):
         named, self.named = self.named, None
         assert named is not None
         if isinstance(named, Cancel):
-            self.why = _end_of(named)
+            self.why = end_of(named)
             self._write_terminal()
             return
         self.worker_deaths = self.worker_deaths_claimed = named.worker_deaths
@@ -303,7 +303,7 @@ class Tenure(Actions):
 
     def on_takeover_answered(self, event: e.TakeoverAnswered) -> None:
         """While a count runs the question is repeated, so RUNNING knows answers too: a yes attaches."""
-        too_long = event.ids is not None and len(event.ids) > self.request.limits.max_tokens
+        too_long = event.ids is not None and not self.fits(event.ids)
         if self.attempt != event.attempt or too_long or self.state not in (State.TAKEOVER, State.RUNNING):
             self.turn.drop("takeover_answer")
         elif event.ids is None:
@@ -340,7 +340,7 @@ class Tenure(Actions):
                 if self.state is State.RUNNING:
                     self._send_parts()
             case CancelAsk():
-                self._end(_end_of(message))
+                self._end(end_of(message))
             case Detached() if self.state in (State.RUNNING, State.VERIFYING):
                 self.audience.leave(message.gateway, self._window_ends(0.0), self.turn.now)
             case Refused() if self.state is State.RUNNING and self.attempt == message.attempt:
@@ -349,6 +349,10 @@ class Tenure(Actions):
                 self.turn.drop(type(message).__name__.lower())
 
     def _attach(self, message: Attach) -> AttachKind:
+        """Of who read the claim under which the gateways are being asked it is a yes."""
+        if self.state is State.TAKEOVER and message.attempt == self.attempt and self.fits(message.held):
+            self.audience.answered(message.gateway, message.held)
+            return AttachKind.ATTACHED
         known = self.claimed and self.state in (State.RUNNING, State.VERIFYING, State.WRITING)
         if not known or message.attempt > self.attempt:
             self.turn.drop("attach")
@@ -361,7 +365,7 @@ class Tenure(Actions):
             if self.state is not State.RUNNING:
                 self.turn.drop("attach")
                 return AttachKind.UNKNOWN
-            if self.forced or len(held) > self.request.limits.max_tokens:
+            if self.forced or not self.fits(held):
                 self.turn.out.append(e.Count("ownership.diverged"))
                 return AttachKind.DIVERGED
             self._force_output(held)
@@ -393,8 +397,3 @@ class Tenure(Actions):
             self.turn.drop("refused")
         else:
             self._join(Attach(self.id, message.attempt, message.gateway, message.differs))
-
-
-def _end_of(cancel: Cancel | CancelAsk) -> Reason:
-    """A gateway that waited in vain for the deadline's end cancels too: nobody wished that."""
-    return Reason.DEADLINE if cancel.reason == "deadline" else Reason.CANCELLED

@@ -392,6 +392,27 @@ def test_refusals_of_earlier_attempts_or_below_mine_are_ghosts() -> None:
     assert rig.dropped() and rig.at(State.RUNNING)
 
 
+def test_who_attaches_amid_a_takeover_answers_it_and_stops_the_count() -> None:
+    rig = Rig(resume_window_ms=1000).running(10, 11)
+    rig.hear(Detached(R, G))
+    rig.do(e.WorkersDied(rig.now, (R,)))
+    rig.stored()
+    assert rig.at(State.TAKEOVER)
+    rig.attach(10, attempt=2)
+    assert rig.one(e.AnswerAttach).kind is AttachKind.ATTACHED
+    rig.wait(3)
+    assert rig.at(State.RUNNING) and rig.core.check() is None
+    rig.make(12)
+    assert [part.ids for part in rig.parts(H)] == [(12,)]
+
+
+@pytest.mark.parametrize("attempt, held", [(1, (10,)), (3, (10,)), (2, (1,) * 99)])
+def test_of_another_attempt_or_too_long_it_does_not(attempt: int, held: tuple[int, ...]) -> None:
+    rig = Rig().takeover()
+    rig.attach(*held, attempt=attempt)
+    assert rig.one(e.AnswerAttach).kind is AttachKind.UNKNOWN and rig.at(State.TAKEOVER)
+
+
 @pytest.mark.parametrize("how", ["differs", "attach"])
 def test_other_ids_downstream_are_forced_once(how: str) -> None:
     rig = Rig().running(10, 11)
