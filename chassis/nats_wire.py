@@ -2,6 +2,7 @@
 
 All that is no message (pings, the server's words, errors) is handed on line by line, for the library to
 answer. What can't be read is handed on too, with all that follows: the library then closes the connection.
+That only the broker can bring about: what others put into a message ends no connection.
 """
 
 import re
@@ -75,18 +76,24 @@ class MessageStream:
         if payload_end + 2 > len(data):
             self._wanted = payload_end + 2 - at
             return 0
-        number, name = int(sid), subject.decode()
+        number, name = int(sid), _text(subject)
         headers = parse_headers(data[begin:headers_end]) if headers_end > begin else {}
-        answer_to = reply[0].decode() if reply else None
+        answer_to = _text(reply[0]) if reply else None
         self._deliver(number, Message(name, data[headers_end:payload_end], answer_to, headers))
         return payload_end + 2
 
 
+def _text(name: bytes) -> str:
+    """The broker does not look at what others call their subjects."""
+    return name.decode(errors="replace")
+
+
 def parse_headers(data: bytes) -> Headers:
-    """A status of the server is `Status`, what it says to it `Description`. Raises ValueError."""
-    first, *lines = data.decode(errors="replace").split("\r\n")
+    """A status of the server is `Status`, what it says to it `Description`. Nothing of another version: the
+    broker passes on whatever it was sent."""
+    first, *lines = _text(data).split("\r\n")
     if not data.startswith(_VERSION):
-        raise ValueError("headers of another version")
+        return {}
     headers: dict[str, str] = {}
     words = first[len(_VERSION) :].strip()
     if words[:_STATUS_LEN].isdigit():

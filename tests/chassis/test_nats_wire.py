@@ -60,7 +60,6 @@ def test_portions_make_no_difference(items: list[bytes], sizes: list[int]) -> No
         b"MSG a 1 b c 1\r\nx\r\n",
         b"MSG a 1 999999999999\r\n",
         b"HMSG a 1 9 3\r\nabc\r\n",
-        b"HMSG a 1 3 3\r\nabc\r\n",
         b"x" * (1 << 17),
     ],
 )
@@ -71,6 +70,22 @@ def test_what_cannot_be_read_ends_it(bad: bytes) -> None:
     heard.stream.feed(PLAIN)
     assert heard.messages == [MESSAGES[PLAIN]]
     assert heard.others == bad + PLAIN
+
+
+@pytest.mark.parametrize(
+    ("garbage", "heard_as"),
+    [
+        (b"HMSG a 1 4 5\r\nabcde\r\n", Message("a", b"e")),
+        (b"HMSG a 1 3 3\r\n\xff\xfe\x00\r\n", Message("a", b"")),
+        (b"MSG a 1 \xff\xfe 1\r\nz\r\n", Message("a", b"z", "\ufffd\ufffd")),
+        (b"MSG a.\xff 1 1\r\nz\r\n", Message("a.\ufffd", b"z")),
+    ],
+)
+def test_what_anybody_may_send_ends_no_connection(garbage: bytes, heard_as: Message) -> None:
+    heard = Heard()
+    heard.stream.feed(garbage + PLAIN)
+    assert heard.messages == [(1, heard_as), MESSAGES[PLAIN]]
+    assert not heard.others
 
 
 def test_nothing_is_held_back_of_a_large_message() -> None:
