@@ -25,6 +25,7 @@ class Admission:
         self._prefix_cache = prefix_cache
         self._asked: tuple[Sequence, ...] = ()
         self._asked_at = 0.0
+        self._deferred_at: float | None = None  # since when somebody waits for blocks to be told
         self._holding: dict[RequestId, Sequence] = {}  # waiting, with blocks of a cached prefix
         self.waiting = WaitingRoom()
         self.reserve = GrowthReserve()
@@ -44,19 +45,36 @@ class Admission:
     def ask(self, now: float, places: int) -> MatchBlocks | None:
         """What kvstore is to match now for those that may soon be admitted. Not while running sequences
         lack blocks: what is let go for them must not be taken away again."""
-        if not len(self.waiting) or places <= 0 or not self._lease.can_match or self._lease.short:
+        if not len(self.waiting):
+            self._deferred_at = None
             return None
-        asked = []
+        if places <= 0 or not self._lease.can_match or self._lease.short:
+            return None
+        asked, chains, deferred = [], [], False
         for sequence in self.waiting.first(min(places, self._ahead_len)):
-            if sequence.status is Status.WAITING and self._may_match(sequence):
-                sequence.status = Status.MATCHING
-                asked.append(sequence)
+            if sequence.status is not Status.WAITING or not self._may_match(sequence):
+                continue
+            chain = tuple(sequence.chain(sequence.num_match_blocks)[: sequence.num_match_blocks])
+            if now < self._defer_until(now) and self._lease.tells(chain, now):
+                deferred = True
+                continue
+            sequence.status = Status.MATCHING
+            asked.append(sequence)
+            chains.append(chain)
+        if not deferred:
+            self._deferred_at = None
+        elif self._deferred_at is None:
+            self._deferred_at = now
         if not asked:
             return None
         self._asked = tuple(asked)
         self._asked_at = now
-        chains = [tuple(s.chain(s.num_match_blocks)[: s.num_match_blocks]) for s in asked]
         return self._lease.match([s.request.id for s in asked], chains)
+
+    def _defer_until(self, now: float) -> float:
+        """A match before what was just computed is told would miss it; but kvstore may not answer."""
+        since = now if self._deferred_at is None else self._deferred_at
+        return since + self._match_wait_s
 
     def matched(self, event: BlocksMatched) -> None:
         answer = self._lease.matched(event)
@@ -76,6 +94,7 @@ class Admission:
 
     def void_calls(self) -> None:
         """A match on its way will not be answered."""
+        self._deferred_at = None
         for sequence in self._asked:
             if sequence.status is Status.MATCHING:
                 sequence.status = Status.WAITING
@@ -140,8 +159,11 @@ class Admission:
 
     def wake_at(self, now: float) -> float | None:
         """When waiting for a match ends."""
-        give_up_at = self._asked_at + self._match_wait_s
-        return give_up_at if self._asked and give_up_at > now else None
+        times = [self._asked_at] if self._asked else []
+        if self._deferred_at is not None:
+            times.append(self._deferred_at)
+        ends = [at + self._match_wait_s for at in times]
+        return min([end for end in ends if end > now], default=None)
 
     def check(self) -> None:
         self.waiting.check()

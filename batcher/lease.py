@@ -142,6 +142,22 @@ class Lease:
             self._releases.extend(self._idle.pop() for _ in range(surplus + self._high))
             self._pend(now + FLUSH_S)
 
+    def tells(self, chain: Iterable[BlockHash], now: float) -> bool:
+        """Whether kvstore is not told yet of this chain's blocks that are committed here. It is told next."""
+        if not self._attached:
+            return False
+        waiting = {entry[1] for entry in self._commits}
+        on_its_way = {entry[1] for entry in self._exchange.commits} if self._exchange is not None else set()
+        if not waiting and not on_its_way:
+            return False
+        told_next = False
+        for block_hash in chain:
+            if block_hash in waiting:
+                self._pend(now)
+                return True
+            told_next = told_next or block_hash in on_its_way
+        return told_next
+
     def may_hold(self, root: BlockHash) -> bool:
         """False: the pool has nothing of a chain that begins with this block."""
         return not self._roots_whole or root in self._roots

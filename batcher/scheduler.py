@@ -458,8 +458,8 @@ class Scheduler:
         """What the calls since the last one left."""
         effects: list[BlockEffect] = []
         if self._formed:
+            match = self._admission.ask(self._now, self._running.places)  # it may hasten a call
             effects = self._lease.calls(self._now)
-            match = self._admission.ask(self._now, self._running.places)
             if match is not None:
                 effects.append(match)
         if not effects and not self._notes:

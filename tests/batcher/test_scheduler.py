@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from batcher.events import Ended, MatchBlocks, Row, StepPlan, StepReturned
+from batcher.events import Ended, ExchangeBlocks, MatchBlocks, Row, StepPlan, StepReturned
 from batcher.scheduler import Scheduler
 from chassis.ids import Epoch, RequestId
 from chassis.messages.request import Limits, Reason
@@ -188,6 +188,47 @@ def test_a_kvstore_that_does_not_answer_does_not_hold_up_admission() -> None:
     made.now = made.scheduler.wake_at() or 0.0
     assert made.now == pytest.approx(began + 0.25)
     assert made.plan() and spans(made.ring[-1].rows) == [("a", 0, 16, True)]
+
+
+def just_made(made: World) -> None:
+    """What a request computed is not told yet when the next one with its prompt is there."""
+    made.add(make_request("a", WARM, Limits(1)))
+    assert plan_rows(made)
+    made.execute()
+    assert made.ended and not made.calls
+    made.add(make_request("b", WARM, Limits(1)))
+
+
+def test_who_comes_right_after_another_finds_its_blocks() -> None:
+    made = world()
+    just_made(made)
+    ((call, _),) = made.calls  # at once, and before the match
+    assert isinstance(call, ExchangeBlocks) and len(call.commits) == 4
+    assert spans(plan_rows(made)) == [("b", 12, 16, True)]
+    made.finish(100)
+
+
+def test_who_comes_while_blocks_are_being_told_waits_for_that() -> None:
+    made = world()
+    add(made, "a", 16, Limits(1))
+    assert plan_rows(made)
+    made.execute()
+    made.now = made.scheduler.wake_at() or 0.0
+    assert not made.plan() and isinstance(made.calls[-1][0], ExchangeBlocks)
+    made.add(make_request("b", list(made.requests[RequestId("a")].prompt_ids), Limits(1)))
+    assert len(made.calls) == 1
+    assert spans(plan_rows(made)) == [("b", 12, 16, True)]
+
+
+def test_blocks_that_cannot_be_told_hold_up_admission_for_a_time_only() -> None:
+    made = world(match_wait_ms=250)
+    just_made(made)
+    began = made.now
+    while made.now < began + 0.5:
+        assert not made.plan()
+        made.now = made.scheduler.wake_at() or 0.0
+    assert made.now == pytest.approx(began + 0.5)  # for the telling, then for the match
+    assert made.plan() and spans(made.ring[-1].rows) == [("b", 0, 16, True)]
 
 
 def test_a_prompt_that_begins_with_nothing_committed_is_not_asked_about() -> None:
