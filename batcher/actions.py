@@ -173,6 +173,8 @@ class Actions(Holding):
 
     def _leave_claim(self) -> None:
         """Says in the log that this boot lets go, so that its silence is not taken for death."""
+        if self.state is State.RUNNING:
+            self._send_parts()  # what waits for its interval need not be made again
         deaths = self.worker_deaths, self.batcher_deaths
         left = Claim(self.attempt, self.turn.boot, self.request.body_digest, *deaths, left=True)
         self._write(State.LEAVING, left)

@@ -122,9 +122,13 @@ class _Connection:
         if not self._inbox:
             self._inbox = client.new_inbox()
             self._listeners[_Listener(self, f"{self._inbox}.*", self._on_inbox)] = None
-        for listener in self._listeners:
-            await self._subscribe(listener)
-        await self._barrier()
+        try:
+            for listener in tuple(self._listeners):
+                await self._subscribe(listener)
+            await self._barrier()
+        except (BusTimeout, BusUnavailable, nats.errors.Error) as error:
+            await client.close()  # half of what is listened to would be worse than nothing
+            raise BusUnavailable(f"no NATS server at {', '.join(self._servers)}: {error}") from error
         self._on_up()
 
     async def keep_dialled(self) -> None:

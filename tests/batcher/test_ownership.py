@@ -401,7 +401,7 @@ def test_who_attaches_amid_a_takeover_answers_it_and_stops_the_count() -> None:
     rig.attach(10, attempt=2)
     assert rig.one(e.AnswerAttach).kind is AttachKind.ATTACHED
     rig.wait(3)
-    assert rig.at(State.RUNNING) and rig.core.check() is None
+    assert rig.at(State.RUNNING)
     rig.make(12)
     assert [part.ids for part in rig.parts(H)] == [(12,)]
 
@@ -804,6 +804,15 @@ def test_an_interval_gathers_ids_but_the_first_and_the_last() -> None:
     rig.end(10, 11, 12, 13, 14, 15)
     (last,) = rig.parts()
     assert (last.first_index, last.ids) == (4, (14, 15))
+
+
+def test_who_drains_sends_what_waits_for_its_interval() -> None:
+    rig = Rig(stream_interval=4).running(10)
+    rig.make(11)
+    rig.do(e.Drain(rig.now))
+    (part,) = rig.parts()
+    assert (part.first_index, part.ids) == (1, (11,))
+    assert rig.at(State.LEAVING)
 
 
 def test_who_joins_within_an_interval_gets_all_at_once_and_so_do_those_who_waited() -> None:

@@ -744,6 +744,31 @@ async def given_up(server: NatsServer, a: NatsBus, b: NatsBus) -> None:
 test_a_connection_the_library_gave_up_is_made_anew = with_server(given_up)
 
 
+async def half_made(server: NatsServer, a: NatsBus, b: NatsBus) -> None:
+    """A new connection over which the subscriptions could not be confirmed is not taken."""
+    heard: list[bytes] = []
+    await a.subscribe("x", lambda m: heard.append(m.data))
+    connection, failures = a._connection, 1
+    confirm = connection._barrier
+
+    async def fail_once() -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise BusTimeout("no answer from the broker")
+        await confirm()
+
+    connection._barrier = fail_once  # type: ignore[method-assign]
+    await connection._client.close()
+    await until(lambda: connection._up)
+    assert not failures
+    b.publish("x", b"1")
+    await until(lambda: heard == [b"1"])
+
+
+test_a_connection_half_made_is_not_taken = with_server(half_made)
+
+
 def test_no_server_is_said_clearly() -> None:
     async def run() -> None:
         with pytest.raises(BusUnavailable, match="no NATS server at nats://127.0.0.1:1 .*"):
