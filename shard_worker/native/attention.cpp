@@ -22,6 +22,12 @@ constexpr float BF16_MAX = 0x1.fep127f;
 
 int64_t panels_of(int64_t rows) { return (rows + PANEL - 1) / PANEL; }
 
+// A block's last strip may be short: strips do not cross blocks.
+int64_t strip_of(const AttentionShape &shape, int64_t position) {
+    const int64_t per_block = shape.block_pad() / WIDTH;
+    return position / shape.block_size * per_block + position % shape.block_size / WIDTH;
+}
+
 // Where a row's strips lie.
 struct Row {
     const AttentionShape &shape;
@@ -34,9 +40,7 @@ struct Row {
           table(call.step.block_tables + row * call.step.table_stride), per_block(shape.block_pad() / WIDTH),
           key_size(shape.key_size()), head_size(shape.head_size()) {}
 
-    int64_t strip_of(int64_t position) const {
-        return position / shape.block_size * per_block + position % shape.block_size / WIDTH;
-    }
+    int64_t strip_of(int64_t position) const { return shoal::strip_of(shape, position); }
     Strip strip(int64_t index, int64_t head) const {
         const int64_t block = index / per_block, within = index % per_block * WIDTH;
         const Word *keys = pages + (table[block] * shape.kv_heads + head) * head_size;
@@ -242,8 +246,7 @@ int64_t cut_units(const AttentionShape &shape, int32_t row, int32_t first, int32
 
 int64_t cut_pieces(const AttentionShape &shape, int32_t row, int32_t token, int32_t position, int32_t slot,
                    int32_t slots, AttentionUnit *units) {
-    const int64_t per_block = shape.block_pad() / WIDTH;
-    const int64_t strips = (position / shape.block_size + 1) * per_block;  // at least
+    const int64_t strips = strip_of(shape, position) + 1;  // no more: a piece that has none has no first one to fetch
     const int32_t pieces = (int32_t)((strips + PIECE_STRIPS - 1) / PIECE_STRIPS), kv_heads = (int32_t)shape.kv_heads;
     if (pieces < 2 || pieces * kv_heads > slots) return 0;
     int64_t count = 0;

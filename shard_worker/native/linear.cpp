@@ -71,12 +71,13 @@ void pack(const FormatSizes &sizes, const uint8_t *rows, int64_t row_bytes, shoa
 
 // ---- running
 
-shoal::Job job_of(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y, int64_t ldy,
-                  const float *bias, int part, int parts, void *scratch) {
+// Kernels divide by rows and may take it that there are panels.
+void run_job(void (*kernel)(const shoal::Job &), const shoal_linear *linear, const float *x, int64_t ldx,
+             int64_t m, float *y, int64_t ldy, const float *bias, int part, int parts, void *scratch) {
     const auto address = reinterpret_cast<uintptr_t>(scratch);
     auto *start = reinterpret_cast<uint8_t *>(aligned(address));
-    const int64_t panels = linear->panels();
-    return {*linear, x, ldx, m, y, ldy, bias, panels * part / parts, panels * (part + 1) / parts, start};
+    const int64_t panels = linear->panels(), first = panels * part / parts, last = panels * (part + 1) / parts;
+    if (m > 0 && first < last) kernel({*linear, x, ldx, m, y, ldy, bias, first, last, start});
 }
 
 }  // namespace
@@ -137,14 +138,14 @@ size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max) {
 
 void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                       int64_t ldy, const float *bias, int part, int parts, void *scratch) {
-    kernels_in_use()->by_format[linear->format].run(
-        job_of(linear, x, ldx, m, y, ldy, bias, part, parts, scratch));
+    const auto kernel = kernels_in_use()->by_format[linear->format].run;
+    run_job(kernel, linear, x, ldx, m, y, ldy, bias, part, parts, scratch);
 }
 
 void shoal_linear_run_bf16(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                            int64_t ldy, const float *bias, int part, int parts, void *scratch) {
-    kernels_in_use()->by_format[linear->format].run_bf16(
-        job_of(linear, x, ldx, m, y, ldy, bias, part, parts, scratch));
+    const auto kernel = kernels_in_use()->by_format[linear->format].run_bf16;
+    run_job(kernel, linear, x, ldx, m, y, ldy, bias, part, parts, scratch);
 }
 
 int shoal_linear_rounds_bf16(const shoal_linear *linear) {
@@ -155,8 +156,8 @@ int shoal_linear_rounds_bf16(const shoal_linear *linear) {
 void shoal_linear_run_int8(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                            int64_t ldy, const float *bias, int part, int parts, void *scratch) {
     const auto &kernels = kernels_in_use()->by_format[linear->format];
-    const auto run = linear->int8_exact ? kernels.run_int8 : kernels.run;
-    run(job_of(linear, x, ldx, m, y, ldy, bias, part, parts, scratch));
+    const auto kernel = linear->int8_exact ? kernels.run_int8 : kernels.run;
+    run_job(kernel, linear, x, ldx, m, y, ldy, bias, part, parts, scratch);
 }
 
 void shoal_linear_dequantize_row(const shoal_linear *linear, int64_t row, float *out) {

@@ -48,9 +48,8 @@ int64_t shoal_linear_inputs(const shoal_linear *linear);
 size_t shoal_linear_scratch_bytes(const shoal_linear *linear, int64_t m_max);
 
 // y[m][outputs] = x[m][inputs] W^T (+ bias[outputs] if not NULL), for the share `part` of `parts` of the
-// outputs: whole panels of
-// 16. Strides ldx and ldy count floats. `scratch` is this thread's own, of any alignment; x and y do not
-// overlap.
+// outputs: whole panels of 16, or none. No rows (m = 0) are no work. Strides ldx and ldy count floats.
+// `scratch` is this thread's own, of any alignment; x and y do not overlap.
 void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                       int64_t ldy, const float *bias, int part, int parts, void *scratch);
 

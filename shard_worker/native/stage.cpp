@@ -413,7 +413,7 @@ void shoal_stage::begin(const shoal_step &next) {
 
 // Where the last run left a token's row; -1: nowhere.
 int64_t shoal_stage::row_of(int64_t token) const {
-    if (!trimmed) return token;
+    if (!trimmed) return token >= 0 && token < num_kept ? token : -1;
     const int64_t *end = kept + num_kept, *at = std::lower_bound((const int64_t *)kept, end, token);
     return at < end && *at == token ? at - kept : -1;
 }
@@ -481,6 +481,7 @@ void shoal_stage_run(shoal_stage *stage, const shoal_step *step) {
 }
 
 int shoal_stage_logits(shoal_stage *stage, const int64_t *places, int64_t count, float *logits) {
+    if (count > stage->tokens_max) return -1;
     for (int64_t i = 0; i < count; i++)
         if (stage->row_of(places[i]) < 0) return -1;
     if (!count) return 0;

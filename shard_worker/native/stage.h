@@ -102,7 +102,8 @@ int shoal_stage_attach(shoal_stage *stage, const shoal_stage_memory *memory);
 
 void shoal_stage_run(shoal_stage *stage, const shoal_step *step);
 
-// logits[count][vocab] of the last run's tokens at those places, on the last stage. 0, or -1: one was not wanted.
+// logits[count][vocab] of the last run's tokens at those places, on the last stage. 0, or -1: one was not wanted or is
+// none of it, or they are more than a step's most.
 int shoal_stage_logits(shoal_stage *stage, const int64_t *places, int64_t count, float *logits);
 
 // ns[SHOAL_TIME_PHASES] since the stage was made.

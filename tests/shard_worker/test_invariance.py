@@ -5,6 +5,7 @@ are the logits of every token, and so, through the layers after it, each hidden 
 that was stored.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -154,6 +155,18 @@ def test_a_long_context_that_is_shared_out(kind: str, threads: int) -> None:
     got += [pipeline.step([(sequence, 1)])[0] for _ in range(30)]
     got += [pipeline.step([(other, 1), (sequence, 1)])[1] for _ in range(20)]
     np.testing.assert_array_equal(np.concatenate(got), alone(kind, 300))
+
+
+@every
+@pytest.mark.parametrize("block", [1, 40, 1000])
+def test_pieces_of_contexts_in_blocks_of_any_size(
+    kind: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of positions do not cross blocks, pieces do; the last block is hardly begun now and then."""
+    monkeypatch.setattr(sys.modules[__name__], "BLOCK", block)
+    by_one = Pipeline(kind, threads=1).run(Tokens(ids(1, 450)), [1] * 450)
+    counts = [395, *[1] * 10, 30, *[1] * 15]
+    np.testing.assert_array_equal(Pipeline(kind).run(Tokens(ids(1, 450)), counts), by_one)
 
 
 def neighbours(count: int, seed: int) -> Iterator[tuple[Tokens, int]]:

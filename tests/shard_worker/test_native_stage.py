@@ -168,6 +168,28 @@ def test_logits_of_what_was_not_wanted_are_refused() -> None:
         stage.logits(np.array([4]))
 
 
+@pytest.mark.parametrize("places", [[9], [-1], [0] * 257], ids=["behind", "before", "too many"])
+def test_logits_of_what_no_step_had_are_refused(places: list[int]) -> None:
+    """Rows behind the step are not the step's, and there is room for as many as a step has at most."""
+    stage = native_stage(weights := random_stage.model())
+    attached(stage, weights, stage.kv_form, step_tokens=256)
+    stage.run(step_inputs([(Tokens(ids(1), [1, 2]), 9)]), NO_BYTES)
+    with pytest.raises(AssertionError, match="not wanted"):
+        stage.logits(np.array(places))
+
+
+def test_more_threads_than_rows() -> None:
+    """Steps that are shared out by rows leave some threads none of them."""
+    weights = random_stage.model(plain=True)
+    found = []
+    for threads in (1, 140):
+        stage = native_stage(weights, threads=threads)
+        attached(stage, weights, stage.kv_form)
+        stage.run(step_inputs([(Tokens(ids(1, 130), list(range(20))), 130)]), NO_BYTES)
+        found.append(stage.logits(np.arange(130)).clone())
+    assert torch.equal(*(logits.view(torch.int32) for logits in found))
+
+
 def test_steps_take_no_memory_after_the_first() -> None:
     """The biggest step first; then none of 200 leaves anything, in Python's heap or in the process."""
     weights = random_stage.model()

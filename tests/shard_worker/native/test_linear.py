@@ -236,6 +236,19 @@ def test_8_bits_hold_the_extremes(native: ctypes.CDLL, isa: str) -> None:
             matrix.close()
 
 
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_rows_are_no_work(native: ctypes.CDLL, isa: str, format: WeightFormat, arithmetic: str) -> None:
+    """More threads than rows leave some of them none; more parts than panels do too."""
+    rows, _ = stored(format, 20, 256)
+    matrix = PackedMatrix(native, format, rows, 256)
+    how = ARITHMETIC[arithmetic]
+    assert matrix.run(activations(0, 256), **how).shape == (0, 20)
+    x = activations(7, 256)
+    assert_same_bits(matrix.run(x, parts=9, **how), matrix.run(x, **how))
+    matrix.close()
+
+
 def test_instruction_sets_are_close(native: ctypes.CDLL) -> None:
     rows, _ = stored(WeightFormat.Q4_1, 50, 512)
     matrix = PackedMatrix(native, WeightFormat.Q4_1, rows, 512)
