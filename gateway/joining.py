@@ -30,17 +30,22 @@ class Joining:
         request = e.request
         known = self._table.streams.get(request.id)
         first = known.request if known is not None else None
-        if first is not None and first.body_digest != request.body_digest:
-            self._table.out.append(other_body(e.client))  # whoever was first keeps the stream
+        if known is not None and first is not None and first.body_digest != request.body_digest:
+            if known.state is State.OPEN:
+                self._table.out.append(other_body(e.client))  # whoever was first keeps the stream
+            else:  # it may be the one whose body is another
+                self._again(e.client, "client_key: another call comes with it just now")
             return
         if known is not None and first is None and not known.gone:  # its body is not read yet
-            again = Fail(e.client, Code.UNAVAILABLE, "request: another call resumes it", RETRY_MS)
-            self._table.out.append(again)
+            self._again(e.client, "request: another call resumes it")
             return
         stream = Stream(e.client, request.id, request.tenant, request, ())
         if self._table.add(stream):
             stream.call = self._table.call()
             self._table.out.append(PublishRequest(stream.call, request))
+
+    def _again(self, client: int, why: str) -> None:
+        self._table.out.append(Fail(client, Code.UNAVAILABLE, why, RETRY_MS))
 
     def resume(self, e: Resume) -> None:
         known = self._table.streams.get(e.request_id)

@@ -421,6 +421,18 @@ def test_another_body_under_the_key_does_not_take_the_stream_of_who_was_first() 
     assert isinstance(passed, Pass) and passed.client == 1
 
 
+@pytest.mark.parametrize("reading", [False, True])
+def test_while_the_first_ones_body_is_not_accepted_another_is_told_to_try_again(reading: bool) -> None:
+    """The newcomer's may be the body that the record has, as that of one who was cut off."""
+    desk = Desk()
+    call = desk.submit(KEYED)
+    if reading:
+        desk.published(call, Publish.DUPLICATE)
+    desk.do(Submit(desk.now, 2, replace(KEYED, body_digest=b"x" * 32)))
+    fail = desk.one(Fail)
+    assert isinstance(fail, Fail) and (fail.client, fail.code) == (2, Code.UNAVAILABLE)
+
+
 def test_who_resumes_keeps_its_stream_until_its_body_is_known() -> None:
     """The newcomer may ask for something else under the key; it is told to try again."""
     desk = Desk()
