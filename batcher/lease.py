@@ -27,9 +27,8 @@ from chassis.ids import BlockHash, BlockId, RequestId
 
 ATTACH_RETRY_S = 0.25
 FLUSH_S = 0.01  # prompts, which others may share, and what is given back
-LATER_FLUSH_S = (
-    0.1  # what was made: a call a step would cost kvstore and batcher as much as the step's tokens
-)
+# what was made: a call a step would cost kvstore and batcher as much as the step's tokens
+LATER_FLUSH_S = 0.1
 FLUSH_LEN = 64
 
 
