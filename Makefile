@@ -10,20 +10,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CUDA_VENV := .venv-cuda
+CLIENTS := .clients
+KSERVE := .clients-kserve
+CHARTS := .charts
+LM_EVAL := .lm-eval
+# Tests of whole deployments, which have both cores to themselves.
+OWN_CORES := tests/e2e tests/hosts
 CODE := chassis gateway batcher kvstore shard_worker shoal bench
 DEFINED := pyproject.toml constraints.txt
+NODE_EXAMPLES := $(wildcard examples/*/package-lock.json)
+NODE_READY := $(if $(shell command -v npm),$(NODE_EXAMPLES:package-lock.json=node_modules/.ready))
 
-.PHONY: demo test test-slow test-gpu bench-gpu check sim bench bench-peers targets proto format clean
+.PHONY: demo test test-slow test-page test-gpu bench-gpu check sim bench bench-peers targets proto format clean
 
 demo: $(VENV)/.ready-to-run
 	@$(BIN)/python -m shoal demo "$$PROMPT"
 
-test: $(VENV)/.ready-to-test
-	$(BIN)/python -m pytest tests
+test: $(VENV)/.ready-to-test $(CLIENTS)/.ready $(KSERVE)/.ready $(CHARTS)/.ready $(NODE_READY)
+	@$(BIN)/python -m pytest tests $(OWN_CORES:%=--ignore=%) -n 2 --dist loadfile; units=$$?; \
+		$(BIN)/python -m pytest $(wildcard $(OWN_CORES)) && exit $$units
 
 # What takes minutes: transformers' own reading of the packaged model, longer hunts.
-test-slow: $(VENV)/.ready-to-test
+test-slow: $(VENV)/.ready-to-test $(LM_EVAL)/.ready
 	$(BIN)/python -m pytest tests -m slow
+
+# The chat page in a real browser (Debian's packages chromium and chromium-driver); says what is missing.
+test-page: $(VENV)/.ready-to-test
+	@$(BIN)/python -c 'import sys; from tests.e2e.browser import missing; sys.exit(missing() or 0)'
+	$(BIN)/python -m pytest tests/e2e/test_page.py -m page
 
 # On a machine with a CUDA device, in an environment of its own: what can't be tested without one, then W1 to W5.
 test-gpu: $(CUDA_VENV)/.ready
@@ -36,7 +50,7 @@ check: $(VENV)/.ready-to-develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE) tests
-	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/sim -n 2
+	$(BIN)/python -m pytest tests $(OWN_CORES:%=--ignore=%) --ignore=tests/sim -n 2
 	$(MAKE) --no-print-directory sim SEEDS=50
 
 sim: $(VENV)/.ready-to-test
@@ -60,7 +74,7 @@ format: $(VENV)/.ready-to-develop
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) .shoal build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CUDA_VENV) $(CLIENTS) $(KSERVE) $(CHARTS) $(LM_EVAL) .shoal build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Set-up, remembered by stamps inside the environment: a second run starts at once.
 
@@ -80,6 +94,32 @@ $(VENV)/.ready-to-test: $(VENV)/.ready-to-run
 
 $(VENV)/.ready-to-develop: $(VENV)/.ready-to-test
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Clients that nobody here wrote: their packages must not meet ours (protobuf descriptors of the same name).
+$(CLIENTS)/.ready: clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet -r clients.txt
+	@touch $@
+
+$(KSERVE)/.ready: clients-kserve.txt
+	$(PYTHON) -m venv $(KSERVE)
+	$(KSERVE)/bin/python -m pip --disable-pip-version-check install --quiet -r clients-kserve.txt
+	@touch $@
+
+# What renders and judges the chart and the compose file.
+$(CHARTS)/.ready: charts.txt
+	$(PYTHON) -m venv $(CHARTS)
+	$(CHARTS)/bin/python -m pip --disable-pip-version-check install --quiet -r charts.txt
+	@touch $@
+
+# Packages of the examples for Node.js, pinned; where they cannot be had, the tests of them say so and are skipped.
+examples/%/node_modules/.ready: examples/%/package-lock.json
+	npm ci --prefix examples/$* --ignore-scripts --no-audit --no-fund --loglevel=error && touch $@ || echo "no packages for examples/$*"
+
+$(LM_EVAL)/.ready: lm-eval.txt
+	$(PYTHON) -m venv $(LM_EVAL)
+	$(LM_EVAL)/bin/python -m pip --disable-pip-version-check install --quiet -r lm-eval.txt
 	@touch $@
 
 $(CUDA_VENV)/.ready: $(DEFINED) constraints-cuda.txt

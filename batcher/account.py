@@ -15,10 +15,12 @@ from chassis.ids import BootId, RequestId
 from chassis.messages.kvstore import TraceRef
 from chassis.messages.pipeline import StageTiming
 from chassis.messages.request import Request, Terminal
+from chassis.metrics import TOKEN_GAP_S, Histogram
 from chassis.trace import Span, TraceContext, Tracer, Value, encode_steps, step_context, step_key
 
 SEGMENT_TOKENS = 32
 LINKS_MAX = 128
+OPEN_MAX = 1 << 15  # requests
 STEPS_MAX = 4096  # kept per request
 
 
@@ -42,6 +44,7 @@ class _Open:
     attempt: int = 0
     spans: list[Span] = field(default_factory=list)
     first_token_ns: int | None = None
+    last_token_ns: int = 0
     num_steps: int = 0
     steps: list[_Step] = field(default_factory=list)
     # the segment that is not recorded yet
@@ -52,12 +55,15 @@ class _Open:
     terminal: Terminal | None = None
     before: tuple[BootId, int] | None = None  # who owned it, in which attempt
     calls: dict[str, int] = field(default_factory=dict)  # what is under way: name -> since
+    cause: str = ""  # of an interruption that is no loss of the pipeline
 
 
 class Account:
-    def __init__(self, boot: BootId, tracer: Tracer) -> None:
+    def __init__(self, boot: BootId, tracer: Tracer, gaps: Histogram | None = None) -> None:
+        """`gaps`: seconds between the tokens of one request."""
         self._boot = boot
         self._tracer = tracer
+        self._gaps = gaps or Histogram(TOKEN_GAP_S)
         self._open: dict[RequestId, _Open] = {}
         self._sent: dict[tuple[int, int], tuple[_Step, StepPlan, int]] = {}
         self._named: list[RequestId] = []  # by the last step, as mostly by the next one
@@ -76,6 +82,8 @@ class Account:
             known.deliveries = max(known.deliveries, count)
             return
         self._named = []
+        if len(self._open) >= OPEN_MAX:  # what was turned away and never came again
+            del self._open[next(iter(self._open))]
         parent = TraceContext.decode(request.trace_parent)
         trace_id = parent.trace_id if parent else step_context(request.id, 0, 0).trace_id
         self._open[request.id] = _Open(
@@ -127,6 +135,12 @@ class Account:
         for key in lost:
             step, plan, start_ns = self._sent.pop(key)
             self._step_span(step, plan, start_ns, now_ns, (), error=cause)
+
+    def computed_anew(self, request_id: RequestId, cause: str, now_ns: int) -> None:
+        o = self._open.get(request_id)
+        if o is not None:
+            self._close_segment(o)
+            o.calls["interrupted"], o.cause = now_ns, cause
 
     def terminal(self, request_id: RequestId, record: Terminal) -> None:
         o = self._open.get(request_id)
@@ -238,6 +252,7 @@ class Account:
             return
         step, plan, start_ns = known
         self._step_span(step, plan, start_ns, now_ns, timings)
+        since_ns, since_times = 0, 0  # most rows had their last token at the same time
         for row in plan.rows:
             o = self._open.get(row.request_id)
             if o is None or o.terminal is not None:  # a ghost of one that has ended is no step of it
@@ -247,16 +262,29 @@ class Account:
             o.segment.append(step)
             o.segment_end_ns = now_ns
             o.segment_tokens += row.samples
+            if row.samples:
+                if o.last_token_ns != since_ns:
+                    self._gap(since_ns, now_ns, since_times)
+                    since_ns, since_times = o.last_token_ns, 0
+                since_times += 1
+                o.last_token_ns = now_ns
             if row.samples and o.first_token_ns is None:
                 self._close_segment(o)
                 o.first_token_ns = now_ns
             elif len(o.segment) >= SEGMENT_TOKENS:
                 self._close_segment(o)
+        self._gap(since_ns, now_ns, since_times)
+
+    def _gap(self, since_ns: int, now_ns: int, times: int) -> None:
+        if since_ns and times:
+            self._gaps.observe(max(0, now_ns - since_ns) / 1e9, times)
 
     def _open_segment(self, o: _Open, start_ns: int) -> None:
         since = o.calls.pop("interrupted", None)
         if since is not None:
-            self._child(o, "batcher.interrupted", since, start_ns, {})
+            attributes: dict[str, Value] = {"shoal.cause": o.cause} if o.cause else {}
+            self._child(o, "batcher.interrupted", since, start_ns, attributes)
+            o.cause = ""
         o.segment_start_ns, o.segment_tokens = start_ns, 0
 
     def _close_segment(self, o: _Open) -> None:

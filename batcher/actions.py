@@ -70,7 +70,7 @@ class Actions(Holding):
             return
         self.live = True
         age_s = self.age_s + self.turn.now - self.delivered_at
-        self.turn.out.append(e.Enqueue(self.request, age_s, self.deadline))
+        self.turn.out.append(e.Enqueue(self.request, age_s, self.deadline, self.given))
         self._enter(State.WAITING)
 
     def _stop(self) -> None:
@@ -117,9 +117,11 @@ class Actions(Holding):
         if failures == 0:
             self._read(state)
             return
+        self._enter(state, timer_at=self.turn.now + self._retry_s(failures))
+
+    def _retry_s(self, failures: int) -> float:
         config = self.turn.config
-        wait_s = min(config.retry_min_s * 2 ** min(failures - 1, 10), config.retry_max_s)
-        self._enter(state, timer_at=self.turn.now + wait_s)
+        return min(config.retry_min_s * 2.0 ** min(failures - 1, 10), config.retry_max_s)
 
     # ---- the gateways -------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Actions(Holding):
         self.error = f"ended after {self.worker_deaths} worker and {self.batcher_deaths} batcher deaths"
 
     def _finish(self, record: Terminal) -> None:
-        """The terminal record is stored: tell the streams, acknowledge, forget."""
+        """The terminal record is stored: tell the streams; the rest follows its receipt."""
         if self.poison:
             deaths = self.worker_deaths, self.batcher_deaths
             self.turn.out.append(e.DeadLetter(self.request, record, *deaths))
@@ -164,12 +166,24 @@ class Actions(Holding):
             usage=record.usage,
             timings=record.timings,
             error=record.error,
+            retry_ms=record.retry_ms,
         )
         rest: Parts = {}
         self._serve(record.attempt, rest)
         for gateway in self.audience.next_index:
             self.turn.out.append(e.SendParts(gateway, tuple(rest.get(gateway, ())), (finish,)))
-        self.leave("done", ack=True)
+        self._settle_up(record, "done")
+
+    def _settle_up(self, record: Terminal, leaves_as: str) -> None:
+        """Its receipt is written before the acknowledgement: whoever it comes to next would write it else."""
+        self._stop()
+        self.stored, self.why, self.leaves_as = record, record.reason, leaves_as
+        self._write_receipt()
+
+    def _write_receipt(self) -> None:
+        assert self.stored is not None
+        self._enter(State.FINISHING, self.turn.call())
+        self.turn.out.append(e.WriteReceipt(self.id, self.call, self.stored))
 
     def _leave_claim(self) -> None:
         """Says in the log that this boot lets go, so that its silence is not taken for death."""

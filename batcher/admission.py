@@ -2,21 +2,33 @@
 
 Only the first of the order is admitted, so that nothing small passes it for ever. The few at the front
 are matched ahead; the blocks of their cached prefixes are theirs while they wait, and are let go when
-running sequences need room.
+running sequences need room. The batch class gives its places and blocks to any other that could run then.
 """
 
+from batcher.deadlines import Deadlines
+from batcher.door import Door, Refusal
 from batcher.events import BlocksMatched, MatchBlocks
+from batcher.gathering import Gathering
+from batcher.growth import GrowthReserve
 from batcher.lease import Lease
-from batcher.policy import GrowthReserve
+from batcher.pace import Pace
+from batcher.queueing import Queueing
 from batcher.running import Running
 from batcher.sequence import Sequence, Status
-from batcher.waiting import WaitingRoom
+from batcher.waiting import WaitingRoom, is_fresh
 from chassis.ids import RequestId
 
 
 class Admission:
     def __init__(
-        self, lease: Lease, block_size_tokens: int, ahead_len: int, match_wait_s: float, prefix_cache: bool
+        self,
+        lease: Lease,
+        queueing: Queueing,
+        block_size_tokens: int,
+        sequences_max: int,
+        ahead_len: int,
+        match_wait_s: float,
+        prefix_cache: bool,
     ) -> None:
         self._lease = lease
         self._block_size_tokens = block_size_tokens
@@ -27,28 +39,74 @@ class Admission:
         self._asked_at = 0.0
         self._deferred_at: float | None = None  # since when somebody waits for blocks to be told
         self._holding: dict[RequestId, Sequence] = {}  # waiting, with blocks of a cached prefix
-        self.waiting = WaitingRoom()
-        self.reserve = GrowthReserve()
+        self.waiting = WaitingRoom(queueing)
+        self.reserve = GrowthReserve(block_size_tokens)
+        self.pace = Pace()
+        self.timeouts = Deadlines(lambda sequence: is_fresh(sequence) and not sequence.place.delayed)
+        self.door = Door(queueing, self.waiting, self.pace)
+        self._gathering = Gathering(queueing, sequences_max)
+
+    def refuses(self, sequence: Sequence, now: float) -> Refusal | None:
+        """Whether a fresh one, not added yet, is not to wait at all."""
+        limits = sequence.request.limits
+        sequence.place.charge = self.pace.work(sequence.prompt_len, limits.max_tokens)
+        return self.door.refuses(sequence, now)
 
     def add(self, sequence: Sequence) -> None:
         """It holds no blocks."""
         sequence.status = Status.WAITING
         self.waiting.add(sequence)
+        if not sequence.claimed:
+            self.timeouts.add(sequence, sequence.place.until)
+
+    def timed_out(self, now: float) -> list[tuple[Sequence, Refusal]]:
+        """Who waited longer than its queue policy allows, and is to be refused; who is to be delayed is."""
+        refused = []
+        while (sequence := self.timeouts.pop_passed(now)) is not None:
+            refusal = self.door.timed_out(sequence)
+            if refusal is None:
+                self.waiting.delay(sequence)
+            else:
+                refused.append((sequence, refusal))
+        return refused
 
     def remove(self, sequence: Sequence) -> None:
         """Out of the line; its blocks stay with it."""
         self.waiting.remove(sequence)
         self._holding.pop(sequence.request.id, None)
+        self.timeouts.sweep(len(self.waiting))
+
+    def took(self, sequence: Sequence) -> bool:
+        """It runs. True: it was a lower priority's turn."""
+        self._holding.pop(sequence.request.id, None)
+        self.timeouts.sweep(len(self.waiting))
+        self.pace.admitted(sequence.place.charge)
+        self.reserve.joined(sequence)
+        return self.waiting.took(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """It leaves: its tenant was charged by a guess."""
+        self.reserve.left(sequence)
+        done = sequence.num_tokens - (sequence.cached_tokens or 0)
+        self.waiting.settle(sequence, done)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of all that wait, what the cache is not known to have."""
+        return self.waiting.num_ids - sum([sequence.num_computed for sequence in self._holding.values()])
 
     # ---- the cache ---------------------------------------------------------------------------------
 
-    def ask(self, now: float, places: int) -> MatchBlocks | None:
+    def ask(self, now: float, running: Running) -> MatchBlocks | None:
         """What kvstore is to match now for those that may soon be admitted. Not while running sequences
-        lack blocks: what is let go for them must not be taken away again."""
-        if not len(self.waiting):
+        lack blocks, unless some would give theirs: what is let go must not be taken away again."""
+        head = self.waiting.head
+        if head is None:
             self._deferred_at = None
             return None
-        if places <= 0 or not self._lease.can_match or self._lease.short:
+        takes = bool(running.batch) and not self.waiting.gives_way(head)
+        places = running.places + (len(running.batch) if takes else 0)
+        if places <= 0 or not self._lease.can_match or (self._lease.short and not takes):
             return None
         asked, chains, deferred = [], [], False
         for sequence in self.waiting.first(min(places, self._ahead_len)):
@@ -82,7 +140,7 @@ class Admission:
             return
         for sequence, blocks in zip(self._asked, answer[1], strict=True):
             if sequence.status is not Status.MATCHING:
-                self._lease.release(blocks, event.now)  # it ended, or did not wait for this
+                self._lease.release(blocks, event.now, sequence.keep)  # it ended, or did not wait for this
                 continue
             sequence.status = Status.MATCHED if self._lease.attached else Status.WAITING
             if blocks:
@@ -99,12 +157,13 @@ class Admission:
             if sequence.status is Status.MATCHING:
                 sequence.status = Status.WAITING
         self._asked = ()
+        self.pace.halted()
 
     def let_go(self, now: float) -> bool:
         """Release what waiting sequences hold; they are matched again. False: they held nothing."""
         held = bool(self._holding)
         for sequence in self._holding.values():
-            self._lease.release(sequence.blocks, now)
+            self._lease.release(sequence.blocks, now, sequence.keep)
             forget_blocks(sequence)
             sequence.status = Status.WAITING
         self._holding.clear()
@@ -115,27 +174,66 @@ class Admission:
         for sequence in self._holding.values():
             forget_blocks(sequence)
         self._holding.clear()
-        for sequence in self.waiting.first(len(self.waiting)):
+        for sequence in self.waiting:
             sequence.status = Status.WAITING
 
     # ---- the budget --------------------------------------------------------------------------------
 
     def next(self, now: float, running: Running) -> Sequence | None:
         """The first of the order, if it may run now."""
+        head = self._ready(now, running)
+        return head if head is not None and self._missing(head, running) <= 0 else None
+
+    def _ready(self, now: float, running: Running) -> Sequence | None:
+        """The first of the order, if it waits for nothing but places and blocks."""
         head = self.waiting.head
         if head is None or not self._known(head, now):
             return None
-        lacking = self._blocks(head.num_tokens + 1) - len(head.blocks)
-        for line in (running.prefilling.values(), running.alone):
-            for sequence in line:
-                lacking += max(0, self._blocks(sequence.num_tokens + 1) - len(sequence.blocks))
-        if not self._lease.attached:
-            return head if lacking <= self._lease.num_idle else None
-        if len(running) == 0:
+        oldest = self.waiting.oldest
+        if head.claimed or oldest is None:
             return head
-        growth = running.growth_tokens + head.growth_tokens
-        reserve = self.reserve.blocks(growth, len(running), self._block_size_tokens)
-        return head if lacking + reserve <= self._lease.available else None
+        kept = self._gathering.keeps(head, now, len(running), len(self.waiting), oldest.place.since)
+        return None if kept else head
+
+    def _missing(self, head: Sequence, running: Running) -> int:
+        """Blocks that there are too few of for it to run; 0 or less: it may."""
+        siblings = running.siblings
+        lacking = len(siblings) + self._blocks(head.num_tokens + 1) - len(head.blocks)
+        if (first := siblings.first_of(head)) is not None:
+            lacking -= self._blocks(first.prompt_len) - len(head.blocks) - 1
+        for sequence in running.prompts():
+            if sequence.place.batch and not head.place.batch:
+                continue  # it gives way when it comes to that
+            lacking += max(0, self._blocks(sequence.num_tokens + 1) - len(sequence.blocks))
+        if not self._lease.attached:
+            return lacking - self._lease.num_idle
+        if len(running) == 0:
+            return 0
+        missing = lacking - self._lease.available
+        if missing > 0:
+            return missing
+        most = self._blocks(running.growth_tokens + head.growth_tokens) + len(running) + 1
+        if missing + most <= 0:  # even if all of them write as much as they may
+            return missing + most
+        return missing + self.reserve.blocks(running, head)
+
+    def yielding(self, now: float, running: Running) -> Sequence | None:
+        """Who of the batch class gives its place and its blocks to the first of the order: the last that
+        came. None: nobody, or it would not be enough."""
+        if not running.batch:
+            return None
+        head = self._ready(now, running)
+        if head is None or self.waiting.gives_way(head):
+            return None
+        missing = self._missing(head, running)
+        if missing > 0 and missing > sum(len(sequence.blocks) for sequence in running.batch.values()):
+            return None
+        return max(running.batch.values(), key=lambda sequence: sequence.order)
+
+    def planned(self, now: float) -> None:
+        """Nobody else is admitted now."""
+        head = self.waiting.head
+        self.pace.planned(now, head is not None and self._known(head, now))
 
     def _known(self, head: Sequence, now: float) -> bool:
         """What the cache has for it is known, or not worth waiting for."""
@@ -150,6 +248,7 @@ class Admission:
     def _may_match(self, sequence: Sequence) -> bool:
         return (
             self._prefix_cache
+            and not sequence.uncached
             and sequence.num_match_blocks > 0
             and self._lease.may_hold(sequence.chain(1)[0])
         )
@@ -163,6 +262,9 @@ class Admission:
         if self._deferred_at is not None:
             times.append(self._deferred_at)
         ends = [at + self._match_wait_s for at in times]
+        oldest = self.waiting.oldest
+        if oldest is not None and (gathered := self._gathering.wake_at(oldest.place.since)) is not None:
+            ends.append(gathered)
         return min([end for end in ends if end > now], default=None)
 
     def check(self) -> None:
@@ -170,12 +272,15 @@ class Admission:
         self.reserve.check()
         for sequence in self._holding.values():
             assert sequence.status is Status.MATCHED and sequence.blocks
-        for sequence in self.waiting.first(len(self.waiting)):
-            assert not sequence.blocks or sequence.request.id in self._holding
+        self.pace.check()
+        self.timeouts.check()
+        for sequence in self.waiting:
+            assert not (sequence.blocks or sequence.num_computed) or sequence.request.id in self._holding
 
 
 def forget_blocks(sequence: Sequence) -> None:
     """It has no KV any more."""
     sequence.blocks.clear()
+    sequence.borrowed = False
     sequence.num_committed = sequence.num_sent_blocks = 0
     sequence.fall_back(0)

@@ -18,7 +18,15 @@ from chassis.bus import Bus, Delivery, Message
 from chassis.ids import AckToken, BootId
 from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard
-from chassis.messages.ownership import Attach, OwnerQuestion, TakeoverAnswer, parse_to_batcher
+from chassis.messages.load import parse_load
+from chassis.messages.ownership import (
+    Attach,
+    OwnerQuestion,
+    Take,
+    TakeoverAnswer,
+    build_owner_answer,
+    parse_to_batcher,
+)
 from chassis.messages.request import Request, parse_request
 from chassis.messages.sampling import NO_SHAPING
 
@@ -34,7 +42,7 @@ class Arrivals:
         account: Account,
         records: Records,
         wall_ns: Callable[[], int],
-        tell: Callable[[ev.OwnershipEvent], None],
+        tell: Callable[[ev.OwnershipEvent | ev.LoadHeard], None],
         count: Callable[[str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
@@ -75,6 +83,7 @@ class Arrivals:
                 delivery.count,
                 max(0.0, (wall_ns - message.stored_at_ns) / 1e9),
                 hashlib.sha256(message.data).digest(),
+                message.stored_at_ns // 1_000_000,
             )
         )
 
@@ -83,6 +92,10 @@ class Arrivals:
         said, card = subjects.parse_request(subject), self._card
         if said is None or said.request_id != request.id or not said.model == request.model == card.name:
             return "the subject names another request or model"
+        return self._unfit(request)
+
+    def _unfit(self, request: Request) -> str:
+        card = self._card
         if len(request.prompt_ids) >= card.context_len_max:
             return f"prompt_ids: {len(request.prompt_ids)}; at most {card.context_len_max - 1}"
         if max(request.prompt_ids) >= card.vocab_size:
@@ -97,7 +110,8 @@ class Arrivals:
         self._count("garbage request")
         log.warning("garbage on a request subject", error=why)
         said = subjects.parse_request(delivery.message.subject)
-        if said is None or await self._records.refuse(said.request_id, self._boot, why):
+        accepted_ms = delivery.message.stored_at_ns // 1_000_000
+        if said is None or await self._records.refuse(said, self._boot, why, accepted_ms):
             self._bus.ack(delivery.token)
 
     def heard(self, message: Message) -> None:
@@ -115,8 +129,32 @@ class Arrivals:
                 self._tell(ev.TakeoverAnswered(now, request_id, gateway, attempt, ids, minimum, told, prompt))
             case Attach():
                 self._tell(ev.Heard(now, said, self._remember(message)))
+            case Take():
+                self._take(said, self._remember(message), now)
             case _:
                 self._tell(ev.Heard(now, said))
+
+    def load_heard(self, message: Message) -> None:
+        try:
+            load = parse_load(message.data)
+        except BadMessage:
+            self._count("garbage message")
+            return
+        if load.boot != self._boot:
+            self._tell(ev.LoadHeard(asyncio.get_running_loop().time(), load))
+
+    def _take(self, said: Take, reply: int, now: float) -> None:
+        """A given request is judged like a delivered one; whoever gave one that does not fit keeps it."""
+        request, wall_ns = said.request, self._wall_ns()
+        why = self._unfit(request)
+        if self.closed or why or request.model != self._card.name:
+            self.answer(reply, build_owner_answer(False))
+            return
+        age_s = said.age_us / 1e6
+        stored_ns = wall_ns - said.age_us * 1000
+        self._account.delivered(request, stored_ns, wall_ns, 1)
+        token = AckToken(said.ack_token)
+        self._tell(ev.TakeAsked(now, request, token, age_s, reply, stored_ns // 1_000_000))
 
     def _remember(self, message: Message) -> int:
         self._next_reply += 1

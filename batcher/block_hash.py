@@ -40,7 +40,7 @@ NO_EXTRAS = Extras()
 class BlockHasher:
     """Hashes the blocks of one sequence, one after another."""
 
-    __slots__ = ("_after", "_before", "_format", "block_size_tokens")
+    __slots__ = ("_after", "_before", "_format", "block_size_tokens", "root")
 
     def __init__(self, namespace: bytes, block_size_tokens: int, extras: Extras = NO_EXTRAS) -> None:
         assert block_size_tokens > 0
@@ -49,6 +49,8 @@ class BlockHasher:
         self._before = _field(b"N", namespace) + b"P" + struct.pack("<I", 32)
         extra = ((b"S", extras.salt), (b"A", extras.adapter), (b"M", extras.media))
         self._after = b"".join(_field(tag, data) for tag, data in extra if data is not None)
+        # of what is no token: where the digests begin by which workers know their blocks (`sequence_digest`)
+        self.root = int.from_bytes(hashlib.sha256(self._before + self._after).digest()[:8], "little")
 
     def block(self, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
         """The hash of one full block."""

@@ -8,20 +8,30 @@ from dataclasses import dataclass, replace
 
 from batcher.events import (
     Admitted,
+    AnswerOwner,
     Append,
     BlocksExchanged,
+    BlocksLocated,
     BlocksMatched,
     Closed,
+    Distrusted,
     Drain,
+    Ended,
     Enqueue,
+    GiveAway,
+    LoadHeard,
     OwnershipEffect,
     OwnershipEvent,
     PipelineChanged,
+    PlacementEffect,
     PoolAttached,
+    PoolMoves,
     Run,
     StepPlan,
     StepReturned,
     Stop,
+    TakeAnswered,
+    TakeAsked,
     Tick,
     WorkersDied,
 )
@@ -39,9 +49,11 @@ from batcher.formation import (
     WorkersSeen,
     WriteEpoch,
 )
+from batcher.holding import State as Holding
 from batcher.ownership import Ownership
+from batcher.placement import Placement
 from batcher.scheduler import Scheduler, Stopped
-from chassis.ids import Epoch, RequestId
+from chassis.ids import BlockHash, Epoch, RequestId
 from chassis.messages.request import Terminal, Timings
 
 Event = (
@@ -54,8 +66,12 @@ Event = (
     | BlocksMatched
     | BlocksExchanged
     | PoolAttached
+    | PoolMoves
+    | LoadHeard
+    | BlocksLocated
 )
 
+LOBBY_S = 0.5
 YIELD_S = 1.0  # without a pipeline, while others serve: then they get what is held
 
 
@@ -68,7 +84,9 @@ class Interrupted:
     request_ids: tuple[RequestId, ...]
 
 
-Effect = OwnershipEffect | BlockEffect | FormationEffect | Interrupted | Admitted
+Effect = (
+    OwnershipEffect | BlockEffect | FormationEffect | PlacementEffect | Interrupted | Admitted | Distrusted
+)
 
 
 def _rows(t: Timings) -> int:
@@ -88,11 +106,13 @@ class Core:
         self.ownership = ownership
         self.scheduler = scheduler
         self.formation = formation
+        self.placement = Placement(ownership.boot, scheduler.block_size_tokens)
         self._reform_timeout_s = reform_timeout_s
         self._generation: str | None = None
         self._give_up_at: float | None = None  # when a lost pipeline's requests are let go
         self._draining = False
         self._stopped: dict[RequestId, Stopped] = {}  # what the scheduler knew of those ownership ends
+        self._lobby: dict[RequestId, tuple[Enqueue, float]] = {}  # not yet placed, and since when
         self._out: list[Effect] = []
 
     # ---- inputs
@@ -108,16 +128,35 @@ class Core:
             case StepReturned():
                 if not self.scheduler.returned(event):
                     self._lost(PipelineLost(event.now, event.epoch, None, "a step out of order"))
-            case BlocksMatched() | BlocksExchanged() | PoolAttached():
+            case BlocksMatched() | BlocksExchanged() | PoolAttached() | PoolMoves():
                 self.scheduler.handle_blocks(event)
+            case LoadHeard():
+                self.placement.heard(event.load, event.now)
+                if self.placement.alone:
+                    self._all_stay(event.now)
+            case BlocksLocated():
+                self._placed(self.placement.located(event), event.now)
+                for request_id in event.request_ids:
+                    if not self.placement.offered(request_id):
+                        self._stays(request_id, event.now)
             case Tick():
                 self._tick(event)
+            case TakeAnswered():
+                if not event.taken:
+                    self.placement.refused(event.request_id)
+                    self._stays(event.request_id, event.now)
+                self._owned(self.ownership.handle(event), event.now)
+            case TakeAsked() if self.scheduler.full(event.request.priority) and not self.ownership.holds(
+                event.request_id
+            ):
+                self._out.append(AnswerOwner(event.reply, False))  # who has it may have room
             case Drain():
                 self._draining = True
                 self._owned(self.ownership.handle(event), event.now)
             case _:
                 self._owned(self.ownership.handle(event), event.now)
         self._settle(event.now)
+        self._out.extend(self.placement.asks(self._chain))
         out, self._out = self._out, []
         return out
 
@@ -135,6 +174,7 @@ class Core:
             self.formation.next_timer(),
             self.ownership.next_timer(),
             self.scheduler.wake_at(),
+            self.placement.wake_at(),
             self._give_up_at,
         )
         return min([t for t in times if t is not None], default=None)
@@ -155,10 +195,18 @@ class Core:
         """Whether deliveries may be fetched now."""
         return self.standing and not self._draining
 
+    @property
+    def num_waiting(self) -> int:
+        return self.scheduler.num_waiting + len(self._lobby)
+
     def check(self) -> None:
         self.ownership.check()
         self.scheduler.check()
+        self.placement.check()
+        for request_id in self._lobby:
+            assert self.ownership.state(request_id) is Holding.WAITING
         for request_id in self.scheduler.request_ids():
+            assert request_id not in self._lobby
             assert self.ownership.holds(request_id), f"{request_id} is scheduled but not held"
 
     # ---- formation
@@ -176,14 +224,14 @@ class Core:
                 case WriteEpoch() | FormStage() | CloseLinks():
                     pass
 
-    def _lost(self, event: PipelineLost) -> None:
+    def _lost(self, event: PipelineLost, by_us: bool = False) -> None:
         stood, left = self.standing, self.formation.someone_left
         effects = self.formation.handle(event)
         if stood and not self.standing:
             held = self.scheduler.unform(event.now)
             self._out.append(Interrupted(event.epoch, event.cause, held))
             self._give_up_at = event.now + self._reform_timeout_s
-            if held and not left:  # who drains does not die of a request
+            if held and not left and not by_us:  # who drains does not die of a request
                 self._owned(self.ownership.handle(WorkersDied(event.now, held)), event.now)
         self._formation(effects, event.now)
 
@@ -191,6 +239,12 @@ class Core:
         now = event.now
         if self.standing and self.scheduler.overdue(now):
             self._lost(PipelineLost(now, self.formation.epoch, None, "step deadline"))
+        if self.formation.quicker(now):
+            if self._draining:
+                self.formation.stay(now)
+            else:
+                cause = "a worker leaves" if self.formation.someone_left else "others are quicker"
+                self._lost(PipelineLost(now, self.formation.epoch, None, cause), by_us=True)
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up_at = None
             self._owned(self.ownership.handle(PipelineChanged(now, alive=False)), now)
@@ -198,6 +252,49 @@ class Core:
         self._formation(self.formation.tick(now), now)
         self._owned(self.ownership.handle(event), now)
         self.scheduler.tick(now)
+        if now >= self.placement.wake_at():
+            generation = self._generation or ""
+            busy = self.scheduler.busy()
+            self._placed(self.placement.tick(now, self.accepting, generation, busy), now)
+            self._all_stay(now, 0.0 if self.placement.alone else LOBBY_S)
+
+    # ---- placement
+
+    def _place(self, effect: Enqueue, now: float) -> None:
+        """With others there it is scheduled only when it is known to stay: what runs at once is not moved."""
+        request = effect.request
+        if effect.given or self.placement.alone:
+            self.scheduler.add_waiting(request, now, effect.age_s, effect.deadline)
+        else:
+            self._lobby[request.id] = (effect, now)
+        if not effect.given and (request.id in self._lobby or self.scheduler.waits(request.id)):
+            self.placement.came(request.id, len(request.prompt_ids), request.limits.max_tokens)
+
+    def _stays(self, request_id: RequestId, now: float) -> None:
+        found = self._lobby.pop(request_id, None)
+        if found is not None:
+            effect, since = found
+            age_s = effect.age_s + now - since
+            self.scheduler.add_waiting(effect.request, now, age_s, effect.deadline)
+
+    def _all_stay(self, now: float, waited_s: float = 0.0) -> None:
+        """Who waits for so long: whoever was asked said nothing."""
+        for request_id in [r for r, (_, since) in self._lobby.items() if now >= since + waited_s]:
+            self.placement.refused(request_id)
+            self._stays(request_id, now)
+
+    def _chain(self, request_id: RequestId) -> tuple[BlockHash, ...]:
+        found = self._lobby.get(request_id)
+        if found is None:
+            return self.scheduler.chain(request_id)
+        return self.scheduler.chain_of(found[0].request)
+
+    def _placed(self, effects: tuple[PlacementEffect, ...], now: float) -> None:
+        for effect in effects:
+            if isinstance(effect, GiveAway):
+                self._owned(self.ownership.handle(effect), now)
+            else:
+                self._out.append(effect)
 
     # ---- ownership and scheduling
 
@@ -206,11 +303,13 @@ class Core:
         for effect in effects:
             match effect:
                 case Enqueue():
-                    self.scheduler.add_waiting(effect.request, now, effect.age_s, effect.deadline)
+                    self._place(effect, now)
                 case Run():
                     self._stopped.pop(effect.request.id, None)
                     self.scheduler.run(effect.request, effect.output_ids, now, effect.deadline, effect.alone)
                 case Stop():
+                    self._lobby.pop(effect.request_id, None)
+                    self.placement.gone(effect.request_id)
                     had = self.scheduler.stop(effect.request_id, now)
                     if had is not None:
                         self._stopped[effect.request_id] = had
@@ -222,6 +321,8 @@ class Core:
                     self.ownership.amend(effect.request_id, record)
                     self._out.append(replace(effect, record=record))
                 case Closed():
+                    self._lobby.pop(effect.request_id, None)
+                    self.placement.gone(effect.request_id)
                     self._stopped.pop(effect.request_id, None)
                     self._out.append(effect)
                 case _:
@@ -235,6 +336,14 @@ class Core:
             if not taken.notes:
                 return
             for note in taken.notes:
-                if isinstance(note, Admitted):
+                if isinstance(note, Distrusted):
                     self._out.append(note)
+                    continue
+                match note:
+                    case Admitted():
+                        self.placement.gone(note.request_id)
+                        self._out.append(note)
+                    case Ended():
+                        self.placement.gone(note.request_id)
+                        self.placement.ended(len(note.output_ids))
                 self._owned(self.ownership.handle(note), now)

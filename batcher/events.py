@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from chassis.ids import AckToken, Attempt, BlockHash, BlockId, BootId, Epoch, GatewayId, RequestId
 from chassis.messages.chunk import Finish, Part
+from chassis.messages.load import PipelineLoad
 from chassis.messages.ownership import (
     Attach,
     AttachKind,
@@ -18,7 +19,7 @@ from chassis.messages.ownership import (
     Detached,
     Refused,
 )
-from chassis.messages.pipeline import PromptAnswer
+from chassis.messages.pipeline import StageTiming
 from chassis.messages.request import (
     Reason,
     Record,
@@ -28,6 +29,7 @@ from chassis.messages.request import (
     Usage,
 )
 from chassis.messages.sampling import PromptTold, TokenLogprobs
+from chassis.messages.step_result import PromptAnswer
 
 # ---- ownership: events -----------------------------------------------------------------------------
 
@@ -40,6 +42,7 @@ class Delivered:
     count: int  # a hint only
     age_s: float  # since the broker stored it
     body_digest: bytes = b""  # SHA-256 of the message
+    accepted_ms: int = 0  # the broker's wall clock when it stored it
 
 
 class Write(Enum):
@@ -52,7 +55,7 @@ class Write(Enum):
 class WriteDone:
     now: float
     request_id: RequestId
-    call: int  # of the Append effect
+    call: int  # of the Append or WriteReceipt effect
     outcome: Write
     seq: int  # when stored
 
@@ -166,6 +169,16 @@ class Ended:
     usage: Usage
     timings: Timings
     error: str = ""
+    retry_ms: int = 0  # when a retry may help, of what was refused
+
+
+@dataclass(frozen=True, slots=True)
+class Distrusted:
+    """Workers found other content in blocks that the request computed on: it is computed anew."""
+
+    now: float
+    request_id: RequestId
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +189,45 @@ class WorkersDied:
     request_ids: tuple[RequestId, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TakeAsked:
+    """Another batcher gives a request that waits there."""
+
+    now: float
+    request: Request
+    token: AckToken
+    age_s: float  # since the broker stored it
+    reply: int
+    accepted_ms: int = 0  # the broker's wall clock when it stored it
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.request.id
+
+
+@dataclass(frozen=True, slots=True)
+class TakeAnswered:
+    """`taken` False also stands for silence: then two may hold it, and the first claim decides."""
+
+    now: float
+    request_id: RequestId
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveAway:
+    """It is to run on another pipeline, if it still waits here."""
+
+    now: float
+    request_id: RequestId
+    boot: BootId
+
+
 OwnershipEvent = (
     Delivered
+    | TakeAsked
+    | TakeAnswered
+    | GiveAway
     | WriteDone
     | ReadDone
     | OwnerAnswered
@@ -205,6 +255,15 @@ class Append:
     call: int
     record: Record
     expected_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteReceipt:
+    """Write what the request used, if that is not written yet (REFUSED); completes as WriteDone."""
+
+    request_id: RequestId
+    call: int
+    record: Terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +353,16 @@ class Closed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Offer it to another batcher; completes as TakeAnswered."""
+
+    request: Request
+    boot: BootId
+    token: AckToken
+    age_s: float
+
+
 # ---- ownership: effects for the scheduler, performed by core.py ------------------------------------
 
 
@@ -304,6 +373,7 @@ class Enqueue:
     request: Request
     age_s: float
     deadline: float | None  # on the core's clock
+    given: bool = False  # by another batcher: it stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +398,7 @@ class Stop:
 
 OwnershipEffect = (
     Append
+    | WriteReceipt
     | ReadLast
     | AskOwner
     | AskTakeover
@@ -340,6 +411,7 @@ OwnershipEffect = (
     | DeadLetter
     | Count
     | Closed
+    | Give
     | Enqueue
     | Run
     | Stop
@@ -370,6 +442,7 @@ class StepPlan:
     number: int
     rows: tuple[Row, ...]
     freed_slots: tuple[int, ...] = ()
+    copies: tuple[tuple[BlockId, BlockId], ...] = ()  # from, to: before the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +454,10 @@ class StepReturned:
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # by place among token_ids, ascending
     prompts: tuple[PromptAnswer, ...] = ()
     nan_places: tuple[int, ...] = ()  # among token_ids, which stand for nothing there
+    void_rows: tuple[int, ...] = ()  # ascending: their blocks held other content, nothing is to come of them
+    timings: tuple[StageTiming, ...] = ()  # one a stage, in order
+    waiting_places: tuple[int, ...] = ()  # among token_ids: not drawn, their grammar is compiled still
+    refusals: tuple[tuple[int, str], ...] = ()  # by place among token_ids: nothing can be drawn, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +487,8 @@ class ExchangeBlocks:
     commits: tuple[tuple[BlockId, BlockHash, BlockHash], ...]  # block, its hash, its parent's (zeros: none)
     releases: tuple[BlockId, ...]
     lease: int
+    keeps: tuple[int, ...] = ()  # of each release: how long its content is to stay; none: the default
+    bad: tuple[BlockId, ...] = ()  # held: they do not hold what they were said to
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +517,54 @@ class PoolAttached:
     free: int
     cached: int
     failed: bool = False
+    tiers: bool = False  # a match may find what the pool lacks
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMoves:
+    """Another kvstore is to have the pool: it is to be attached anew, with all that is held."""
+
+    now: float
 
 
 BlockEffect = MatchBlocks | ExchangeBlocks | AttachPool
-BlockEvent = BlocksMatched | BlocksExchanged | PoolAttached
+BlockEvent = BlocksMatched | BlocksExchanged | PoolAttached | PoolMoves
+
+
+# ---- placement among the pipelines of a model --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadHeard:
+    now: float
+    load: PipelineLoad
+
+
+@dataclass(frozen=True, slots=True)
+class LocateBlocks:
+    """Which pools hold how much of each chain's head? Completes as BlocksLocated."""
+
+    call: int
+    request_ids: tuple[RequestId, ...]
+    chains: tuple[tuple[BlockHash, ...], ...]
+    generations: tuple[str, ...] = ()  # the pools of the others
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksLocated:
+    """`found`: by pool generation, blocks of every request's head; nothing where no kvstore answered."""
+
+    now: float
+    call: int
+    request_ids: tuple[RequestId, ...]
+    found: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellLoad:
+    """To the other batchers of the model."""
+
+    load: PipelineLoad
+
+
+PlacementEffect = LocateBlocks | TellLoad | GiveAway

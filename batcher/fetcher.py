@@ -15,6 +15,7 @@ from chassis.bus import Bus, Delivery
 from chassis.errors import BusError
 
 QUIET_AFTER_S = 0.02  # a poll that found nothing at once
+GATHER_S = 0.003  # while there is enough to do: a poll costs as much as several requests
 BACKOFF_S = 0.1
 
 
@@ -26,6 +27,7 @@ class Fetcher:
         self._deliver = deliver
         self._room = 0
         self._open = False
+        self._busy = False
         self._stopped = False
         self._turns = Turns(len(subjects.PRIORITIES), config.overtakes_max, config.fetch_len_max)
         self._changed = asyncio.Event()
@@ -33,9 +35,11 @@ class Fetcher:
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         return [group.create_task(self._fetch(p), name=f"fetch {p}") for p in subjects.PRIORITIES]
 
-    def room(self, accepting: bool, room: int) -> None:
-        """What the core says after each turn."""
-        self._room = room
+    def room(self, accepting: bool, room: int, busy: bool = False) -> None:
+        """What the core says after each turn. `busy`: nobody waits for what comes next."""
+        self._room, self._busy = room, busy
+        if accepting and not self._open:
+            self._turns.begin()
         if accepting != self._open or (accepting and room > 0):
             self._open = accepting
             self._changed.set()
@@ -71,6 +75,8 @@ class Fetcher:
             for delivery in deliveries:
                 self._deliver(delivery)
             self._changed.set()
+            if self._busy and 0 < len(deliveries) < count:
+                await asyncio.sleep(GATHER_S)
 
     def _is_quiet(self, priority: int) -> None:
         self._turns.is_quiet(priority)

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
+from batcher.arrangement import Stage as Stage
+from batcher.arrangement import arrange, gain
+from batcher.arrangement import split_layers as split_layers
+from batcher.rebalance import Rebalance
 from chassis.ids import BootId, Epoch
 from chassis.messages.registry import WorkerEntry
 
@@ -19,10 +23,11 @@ from chassis.messages.registry import WorkerEntry
 
 @dataclass(frozen=True, slots=True)
 class WorkersSeen:
-    """The registry's whole view of this model's workers, each with its entry's revision."""
+    """The registry's view of this model's workers, with their entries' revisions; boots that withdrew."""
 
     now: float
     workers: tuple[tuple[WorkerEntry, int], ...]
+    withdrawn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +76,6 @@ class WriteEpoch:
 
     call: int
     above: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    worker: WorkerEntry
-    first_layer: int
-    end_layer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,26 +130,6 @@ class FormationConfig:
     call_timeout_s: float = 30.0  # a worker may have to load its layers first
 
 
-def split_layers(num_layers: int, head_cost_layers: float, num_stages: int) -> list[tuple[int, int]]:
-    """Layer ranges whose costliest stage is as cheap as can be; the last stage also pays for the head."""
-    assert 1 <= num_stages <= num_layers, "a stage needs a layer"
-    best: list[tuple[int, int]] = []
-    best_cost = float("inf")
-    for last in range(1, num_layers - num_stages + 2):
-        rest, others = num_layers - last, num_stages - 1
-        if others == 0 and rest:
-            continue
-        sizes = [rest // others + (i < rest % others) for i in range(others)] + [last]
-        cost = max(*sizes[:-1], last + head_cost_layers) if others else last + head_cost_layers
-        if cost < best_cost:
-            best_cost, first = cost, 0
-            best = []
-            for size in sizes:
-                best.append((first, first + size))
-                first += size
-    return best
-
-
 def pool_generation(stamps: tuple[str, ...], ranges: tuple[tuple[int, int], ...]) -> str:
     """Names the memory behind a pool's block ids: it changes whenever any of it is allocated anew."""
     parts = [f"{len(s)}:{s}:{first}:{end};" for s, (first, end) in zip(stamps, ranges, strict=True)]
@@ -190,6 +168,8 @@ class Formation:
         self._above = Epoch(0)
         self._retry_at: float | None = None
         self._give_up_at: float | None = None
+        self._began_at = 0.0
+        self._rebalance = Rebalance()
 
     # ---- inputs
 
@@ -201,6 +181,7 @@ class Formation:
                     b: r for b, r in self._shunned.items() if b in self._workers and self._workers[b][1] == r
                 }
                 self._absent &= frozenset(self._shunned)
+                self._look_for_others(event)
                 return self._seek(event.now) if self._retry_at is None else []
             case EpochWritten():
                 return self._numbered(event)
@@ -219,7 +200,7 @@ class Formation:
         return []
 
     def next_timer(self) -> float | None:
-        times = [t for t in (self._retry_at, self._give_up_at) if t is not None]
+        times = [t for t in (self._retry_at, self._give_up_at, self._rebalance.due_at()) if t is not None]
         return min(times) if times else None
 
     @property
@@ -235,6 +216,15 @@ class Formation:
         """Whether a worker of the standing pipeline withdrew its entry: its links close in good order."""
         return any(s.worker.boot not in self._workers for s in self.stages)
 
+    def quicker(self, now: float) -> bool:
+        """Whether this pipeline is to be given up for others: much quicker, or for one that leaves."""
+        due_at = self._rebalance.due_at()
+        return self.state is State.STANDING and due_at is not None and now >= due_at
+
+    def stay(self, now: float) -> None:
+        """It is not given up for others now."""
+        self._rebalance.done(now)
+
     @property
     def stages(self) -> tuple[Stage, ...]:
         return self._stages if self.state is State.STANDING else ()
@@ -249,6 +239,7 @@ class Formation:
             return []
         self._stages = stages
         self.state = State.NUMBERING
+        self._began_at = now
         self._call += 1
         self._give_up_at = now + self._config.call_timeout_s
         above = max([self._above, self.epoch, *(s.worker.last_epoch for s in stages)])
@@ -295,6 +286,7 @@ class Formation:
         self._suspect = None
         self._give_up_at = None
         self._failures = 0
+        self._rebalance.stood(event.now - self._began_at)
         self._ours = frozenset(s.worker.boot for s in self._stages)
         for pair in _neighbours(self._stages):
             self._apart.pop(pair, None)
@@ -329,6 +321,8 @@ class Formation:
             effects.append(CloseLinks(self.epoch))
             self._ours |= frozenset(s.worker.boot for s in self._stages)
         was_standing = self.state is State.STANDING
+        if was_standing:
+            self._rebalance.done(now)
         self.state = State.SEEKING
         self._give_up_at = None
         if was_standing or unreachable:
@@ -338,6 +332,21 @@ class Formation:
             wait = min(self._config.retry_max_s, self._config.retry_min_s * 2**self._failures)
             self._retry_at = now + wait + self._jitter()
         return effects
+
+    def _look_for_others(self, seen: WorkersSeen) -> None:
+        """Who could take the place of one that leaves, or do better."""
+        if self.state is not State.STANDING:
+            return
+        if self.someone_left:
+            leaves = any(s.worker.boot in seen.withdrawn for s in self._stages)
+            if leaves and self._choose() is not None:
+                self._rebalance.leaves(seen.now)
+            return
+        ours = {s.worker.boot for s in self._stages}
+        usable = [w for w in self._free() if w.free and w.boot not in ours]
+        usable += [self._workers[s.worker.boot][0] for s in self._stages]
+        gained = gain(self._stages, usable, self._fitness)
+        self._rebalance.saw(gained, seen.now, 10 * self._jitter())
 
     def _note_apart(self, one: Stage, other: Stage) -> None:
         self._apart[_pair(one, other)] = None
@@ -350,14 +359,17 @@ class Formation:
 
     def _choose(self) -> tuple[Stage, ...] | None:
         """A worker for every stage, or None. Where only such as are apart are left, they are tried again."""
-        free = [
+        free = self._free()
+        return self._joined(free) or self._best(free)
+
+    def _free(self) -> list[WorkerEntry]:
+        return [
             w
             for boot, (w, _) in sorted(self._workers.items())
             if boot not in self._shunned
             and (w.free or boot in self._ours)
             and w.num_layers >= self._config.num_stages
         ]
-        return self._joined(free) or self._best(free)
 
     def _joined(self, free: list[WorkerEntry]) -> tuple[Stage, ...] | None:
         """The best choice without neighbours that are apart: a spare takes one's place, else the other's."""
@@ -369,26 +381,13 @@ class Formation:
         return next((found for found in without if found is not None), None)
 
     def _best(self, free: list[WorkerEntry]) -> tuple[Stage, ...] | None:
-        """Best who holds the layers, then who is meant for the stage."""
-        if len(free) < self._config.num_stages:
-            return None
-        facts = free[0]
-        ranges = split_layers(facts.num_layers, facts.head_cost_layers, self._config.num_stages)
-        chosen: dict[int, WorkerEntry] = {}
-        scored = sorted(
-            ((-self._fitness(w, i, r), i, w.boot) for i, r in enumerate(ranges) for w in free),
-        )
-        by_boot = {w.boot: w for w in free}
-        for _, index, boot in scored:
-            if index not in chosen and boot in by_boot:
-                chosen[index] = by_boot.pop(boot)
-        if len(chosen) < len(ranges):
-            return None
-        return tuple(Stage(chosen[i], *r) for i, r in enumerate(ranges))
+        return arrange(free, self._config.num_stages, self._fitness)
 
     def _fitness(self, worker: WorkerEntry, index: int, layers: tuple[int, int]) -> int:
         if worker.boot == self._suspect:
             return 0
+        if worker.wish:
+            return 5 if (worker.wish.start, worker.wish.stop) == layers else 1
         if (worker.loaded.start, worker.loaded.stop) == layers:
             return 4
         if worker.preferred_stage == index:

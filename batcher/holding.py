@@ -18,8 +18,6 @@ from chassis.messages.sampling import UNTOLD, PromptTold, TokenLogprobs, recorde
 
 
 class State(Enum):
-    """FINISHING of the table is passed within one event: nothing rests there."""
-
     NONE = "none"
     WAITING = "waiting"
     READING = "reading"
@@ -29,6 +27,7 @@ class State(Enum):
     RUNNING = "running"
     VERIFYING = "verifying"
     WRITING = "writing"
+    FINISHING = "finishing"
     LEAVING = "leaving"
 
 
@@ -39,7 +38,9 @@ class Holding:
     age_s: float  # when first delivered here
     delivered_at: float
     deadline: float | None
+    accepted_ms: int = 0  # the broker's wall clock
     number: int = 0  # counts what this batcher began
+    given: bool = False  # by another batcher
     state: State = State.NONE
     timer_at: float | None = None  # of the state: silence, a round of questions, the next read
     call: int = 0  # of the completion that is waited for; 0: none
@@ -52,6 +53,8 @@ class Holding:
     seen_attempt: Attempt = Attempt(0)  # of the last record read or written
     wanted: Attempt = Attempt(0)
     writing: Record | None = None
+    stored: Terminal | None = None  # the end that its receipt is to tell
+    leaves_as: str = ""  # once that is written
     # the sequence
     live: bool = False
     ids: list[int] = field(default_factory=list)
@@ -164,6 +167,7 @@ class Holding:
     def terminal(self, boot: BootId, now: float) -> Terminal:
         assert self.why is not None
         ended = self.ended
+        judged = ended is not None and ended.reason is self.why
         if ended is not None:
             usage, timings = ended.usage, self._whole(ended.timings, now)
         elif self.account is not None:
@@ -175,16 +179,23 @@ class Holding:
             boot=boot,
             reason=self.why,
             output_ids=tuple(self.ids),
-            byte_cut=ended.byte_cut if ended is not None and ended.reason is self.why else None,
+            byte_cut=ended.byte_cut if ended is not None and judged else None,
             usage=replace(usage, output_tokens=len(self.ids)),
             timings=timings,
-            error=self.error if self.why is Reason.FAILED else "",
+            error=self.error if judged or self.why is Reason.FAILED else "",
+            retry_ms=ended.retry_ms if ended is not None and judged else 0,
             tenant=self.request.tenant,
             body_digest=self.request.body_digest,
             model=self.request.model,
             stop=self.request.limits.stop,
             logprobs=recorded(self.logprobs),
             prompt=self.prompt if self.ids else None,
+            key=self.request.key,
+            priority=self.request.priority,
+            choice=self.request.choice,
+            accepted_ms=self.accepted_ms,
+            worker_deaths=self.worker_deaths,
+            batcher_deaths=self.batcher_deaths,
         )
 
     def _whole(self, made: Timings, now: float) -> Timings:
@@ -231,6 +242,8 @@ class Holding:
                 assert not self.live and self.why is not None and isinstance(self.writing, Terminal)
             case State.CLAIMING:
                 assert isinstance(self.writing, Claim)
+            case State.FINISHING:
+                assert not self.live and self.stored is not None and self.why is not None
             case State.LEAVING:
                 assert not self.live and isinstance(self.writing, Claim) and self.timer_at is not None
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from batcher.stage_cost import Load
 from chassis.ids import Epoch
 
 R = TypeVar("R")
+NOTHING = Load()
 
 
 @dataclass(slots=True)
@@ -26,6 +28,9 @@ class Flight(Generic[R]):
     sent_at: float
     predicted_s: float
     decodes: bool
+    load: Load
+    follows: bool  # sent while others were in flight, or at once when the last one came back
+    num_in_flight: int  # when it was sent, itself included
 
 
 @dataclass(slots=True)
@@ -96,13 +101,18 @@ class InFlight(Generic[R]):
         now: float,
         predicted_s: float,
         decodes: bool = False,
+        load: Load = NOTHING,
+        follows: bool = False,
     ) -> int:
         """Count a step as sent; returns its number."""
         assert not self.full
         number = self._next_number
         self._next_number = number + 1
         self.num_decoding += decodes
-        self._flights.append(Flight(number, rows, num_tokens, num_samples, now, predicted_s, decodes))
+        in_flight = len(self._flights) + 1
+        self._flights.append(
+            Flight(number, rows, num_tokens, num_samples, now, predicted_s, decodes, load, follows, in_flight)
+        )
         return number
 
     def returned(self, number: int, num_tokens: int, now: float) -> tuple[Flight[R], float] | None:
@@ -144,8 +154,9 @@ class InFlight(Generic[R]):
         wait_s = max(self._deadline_min_s, self._deadline_factor * flight.predicted_s)
         return max(flight.sent_at, self._returned_at) + wait_s
 
-    def check(self) -> None:
+    def check(self, step_tokens_max: int) -> None:
         assert len(self._flights) <= self.steps_max
+        assert all(flight.num_tokens <= step_tokens_max for flight in self._flights), "beyond the budget"
         assert self.num_decoding == sum(flight.decodes for flight in self._flights)
         numbers = [flight.number for flight in self._flights]
         first = self._next_number - len(numbers)

@@ -3,11 +3,14 @@
 Rules: an effect always ends in its event; whatever went wrong is `failed`, and then nothing but an attach
 is sent. Each attach has the number of its call, so that a call that was given up and arrives late is
 refused, and says who had the memory last, so that a kvstore forgets what was written while another had it.
+A pool lies where `kvstores` says; when another kvstore is to have it, the core is told (`PoolMoves`) once
+that one has answered, and where it was before is told that it left.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from batcher.events import (
     AttachPool,
@@ -18,18 +21,21 @@ from batcher.events import (
     ExchangeBlocks,
     MatchBlocks,
     PoolAttached,
+    PoolMoves,
 )
+from batcher.kvstores import Known, Kvstores
 from chassis import log, subjects
 from chassis.bus import Entry
-from chassis.errors import RpcError, RpcUnavailable
-from chassis.ids import BootId, Epoch
+from chassis.errors import RpcError, RpcRejected, RpcUnavailable
+from chassis.ids import BlockHash, BootId, Epoch
 from chassis.messages import BadMessage
 from chassis.messages import kvstore as messages
-from chassis.messages.kvstore import PoolRef, TraceRef
-from chassis.messages.registry import KvstoreEntry, parse_kvstore
+from chassis.messages.kvstore import PoolRef, StageAddress, TraceRef
 from chassis.ports import Ports
 
-KNOWN_MAX = 256
+LOCATE_TIMEOUT_S = 0.1
+LOCATE_KVSTORES_MAX = 16
+PROBE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +50,7 @@ class Pool:
     namespace: str
     intact: bool = False  # no other batcher had it since we did
     prior_epoch: Epoch = Epoch(0)  # in which its workers stood before; 0: not known
-
-
-@dataclass(slots=True)
-class _Known:
-    """A registry entry; `failed_revision`: it failed since this revision was written."""
-
-    entry: KvstoreEntry
-    revision: int
-    seen_at: float  # expiry is not announced
-    failed_revision: int = 0
-    failures: int = 0
+    stages: tuple[StageAddress, ...] = ()  # in order: where a kvstore with tiers finds blocks' contents
 
 
 @dataclass(slots=True)
@@ -73,13 +69,17 @@ class _Attachment:
 
 
 class KvstoreClient:
-    def __init__(self, ports: Ports, timeout_s: float = 1.0) -> None:
+    def __init__(self, ports: Ports, tell: Callable[[PoolMoves], None], timeout_s: float = 1.0) -> None:
         self._ports = ports
+        self._tell = tell
         self._timeout_s = timeout_s
-        self._known: dict[str, _Known] = {}  # by registry key
+        self._kvstores = Kvstores(self._now)
+        self._group: asyncio.TaskGroup | None = None
+        self._learned = asyncio.Event()  # of kvstores, or where the pool is
         self._pool: Pool | None = None
         self._attachment: _Attachment | None = None
         self._last: _Attachment | None = None  # that stood
+        self._moving: _Attachment | None = None  # which the core was told to leave
         self._closed = asyncio.Event()
 
     @property
@@ -87,14 +87,26 @@ class KvstoreClient:
         """Of the open pool; empty when there is none."""
         return "" if self._pool is None else self._pool.generation
 
+    @property
+    def attachment(self) -> int:
+        """The number of the newest attach that stood in this epoch: steps tell it to workers, who then let no
+        kvstore of an older one touch a block. 0: none."""
+        last, pool = self._last, self._pool
+        return last.number if last is not None and pool is not None and last.pool.epoch == pool.epoch else 0
+
     async def start(self, group: asyncio.TaskGroup) -> None:
         """Learns which kvstores there are, and keeps learning until `close`. Raises BusError."""
+        self._group = group
         subscription = await self._ports.bus.watch(subjects.KVSTORES, self._learn)
 
         async def watch() -> None:
             try:
-                await self._closed.wait()
+                while not self._closed.is_set():
+                    await self._learned.wait()
+                    self._learned.clear()
+                    await self._look()
             finally:
+                self._group = None
                 await subscription.close()
 
         group.create_task(watch(), name="kvstores")
@@ -102,6 +114,7 @@ class KvstoreClient:
     def close(self) -> None:
         self._pool = None
         self._closed.set()
+        self._learned.set()
 
     def open(self, pool: Pool) -> None:
         """A pipeline stands: later effects are about this pool, and the first must attach it."""
@@ -119,15 +132,51 @@ class KvstoreClient:
             case ExchangeBlocks():
                 return await self._exchange(effect)
 
+    async def locate(
+        self, chains: Sequence[Sequence[BlockHash]], generations: Sequence[str] = ()
+    ) -> messages.Located:
+        """What pools of this model hold of each chain, where this pool and those of `generations` are kept.
+        Who does not answer holds nothing."""
+        pool = self._pool
+        if pool is None:
+            return ()
+        call = messages.Locate(pool.namespace, pool.block_size_tokens, tuple(map(tuple, chains)))
+        request = messages.build_locate(call)
+
+        async def ask(known: Known) -> messages.Located:
+            try:
+                reply = await self._ports.rpc.call(known.address, messages.LOCATE, request, LOCATE_TIMEOUT_S)
+                located = messages.parse_located(reply, len(chains))
+            except (RpcError, BadMessage) as error:
+                log.debug("not located", kvstore=known.boot, error=str(error))
+                return ()
+            return tuple(pool for pool in located if keepers.get(pool[0], known) is known)
+
+        keepers = self._keepers((pool.generation, *generations))
+        asked = list({known.boot: known for known in keepers.values()}.values())[:LOCATE_KVSTORES_MAX]
+        return tuple(pool for located in await asyncio.gather(*map(ask, asked)) for pool in located)
+
+    def _keepers(self, generations: Iterable[str]) -> dict[str, Known]:
+        """Who has these pools, if all batchers know the same; of this one's own that is certain. Who else
+        tells of one did not hear that it left."""
+        keepers: dict[str, Known] = {}
+        for generation in generations:
+            used = self._used if generation == self.generation else None
+            at = [k for k in self._kvstores.present(used) if k.boot == used]
+            keeper = at[0] if at else self._kvstores.owner(generation)
+            if keeper is not None:
+                keepers[generation] = keeper
+        return keepers
+
     async def _attach(self, effect: AttachPool) -> PoolAttached:
         failed = PoolAttached(self._now(), effect.call, 0, 0, failed=True)
-        pool, present = self._pool, self._present()
-        if pool is None or not present:
+        pool, used = self._pool, self._used
+        known = None if pool is None else self._kvstores.owner(pool.generation, used)
+        if pool is None or known is None:
             return failed
-        known = self._choose(present)
-        boot = known.entry.boot
-        prior_epoch, prior_attachment = self._prior(pool, alone=len(present) == 1)
-        attachment = _Attachment(boot, known.entry.rpc_address, pool, effect.call)
+        boot = known.boot
+        prior_epoch, prior_attachment = self._prior(pool, alone=len(self._kvstores.present(used)) == 1)
+        attachment = _Attachment(boot, known.address, pool, effect.call)
         self._attachment = attachment
         request = messages.build_attach(
             messages.Attach(
@@ -140,6 +189,7 @@ class KvstoreClient:
                 committed=effect.committed,
                 prior_epoch=prior_epoch,
                 prior_attachment=prior_attachment,
+                stages=pool.stages,
             )
         )
         try:
@@ -148,14 +198,18 @@ class KvstoreClient:
                 raise RpcUnavailable(f"{attachment.address} is now {reply.kvstore_boot}")
         except RpcError as error:
             self._blame(attachment, "attach", error)
+            if isinstance(error, RpcRejected) and error.code == "INVALID_ARGUMENT":
+                self._kvstores.refuses(boot, pool.generation)
             return PoolAttached(self._now(), effect.call, 0, 0, failed=True)
         if self._attachment is not attachment or self._pool is not pool:
             return PoolAttached(self._now(), effect.call, 0, 0, failed=True)
         attachment.stands = True
-        self._last = attachment
+        before, self._last = self._last, attachment
         known.failures = 0
+        self._leave(before, attachment)
+        self._learned.set()  # another may be better since
         attached = messages.parse_attached(reply)
-        return PoolAttached(self._now(), effect.call, attached.free, attached.cached)
+        return PoolAttached(self._now(), effect.call, attached.free, attached.cached, tiers=attached.tiers)
 
     def _prior(self, pool: Pool, alone: bool) -> tuple[Epoch, int]:
         """The attach under which the memory was last written. Another batcher may have moved between kvstores
@@ -190,6 +244,8 @@ class KvstoreClient:
                     commits=tuple(messages.Commit(*commit) for commit in effect.commits),
                     releases=effect.releases,
                     lease_count=effect.lease,
+                    keeps=effect.keeps,
+                    bad=effect.bad,
                 )
             )
             try:
@@ -211,42 +267,59 @@ class KvstoreClient:
         """Whoever did not answer is asked again only when nobody else is left, or after it wrote anew."""
         log.warning("kvstore call failed", call=what, kvstore=attachment.boot, error=str(error))
         attachment.stands = False
-        known = self._known.get(subjects.kvstore_key(attachment.boot))
-        if known is not None and isinstance(error, RpcUnavailable):
-            known.failed_revision = known.revision
-            known.failures += 1
+        if isinstance(error, RpcUnavailable):
+            self._kvstores.blame(attachment.boot)
 
-    def _present(self) -> list[_Known]:
-        """Those that did not expire; all, when the registry itself has gone silent."""
-        since = self._now() - subjects.REGISTRY_TTL_S
-        known = list(self._known.values())
-        return [k for k in known if k.seen_at >= since] or known
+    # ---- where the pool is to be
 
-    def _choose(self, present: Sequence[_Known]) -> _Known:
-        """The one in use if it did not fail, else the last to have written, else who failed least."""
-        last = self._attachment.boot if self._attachment is not None else None
-
-        def rank(known: _Known) -> tuple[int, bool, int]:
-            used = known.entry.boot == last
-            if known.failed_revision == known.revision:
-                return (known.failures, used, -known.revision)
-            return (0, not used, -known.revision)
-
-        return min(present, key=rank)
+    @property
+    def _used(self) -> BootId | None:
+        """Where it was last attached."""
+        return self._last.boot if self._last is not None else None
 
     def _learn(self, entry: Entry) -> None:
-        if entry.value is None:
-            self._known.pop(entry.key, None)
+        self._kvstores.learn(entry)
+        self._learned.set()
+
+    async def _look(self) -> None:
+        """Whether the pool is to move: only to one that answers, lest it go to and fro."""
+        attachment = self._standing()
+        if attachment is None or attachment is self._moving:
+            return
+        better = self._kvstores.better(attachment.pool.generation, attachment.boot)
+        if better is None:
             return
         try:
-            kvstore = parse_kvstore(entry.value)
-        except BadMessage as error:
-            log.warning("bad registry entry", key=entry.key, error=str(error))
+            question = messages.build_stats_question("")
+            await self._ports.rpc.call(better.address, messages.STATS, question, PROBE_TIMEOUT_S)
+        except RpcError as error:
+            log.warning("kvstore does not answer", kvstore=better.boot, error=str(error))
+            self._kvstores.blame(better.boot)
             return
-        known = self._known.setdefault(entry.key, _Known(kvstore, entry.revision, 0.0))
-        known.entry, known.revision, known.seen_at = kvstore, entry.revision, self._now()
-        if len(self._known) > KNOWN_MAX:
-            del self._known[min(self._known, key=lambda key: self._known[key].revision)]
+        if self._standing() is attachment:
+            self._moving = attachment
+            log.info("pool moves", generation=attachment.pool.generation, to=better.boot)
+            self._tell(PoolMoves(self._now()))
+
+    def _leave(self, before: _Attachment | None, now: _Attachment) -> None:
+        """Where the pool was before is told that it is gone; who does not hear forgets it later."""
+        if before is None or before.boot == now.boot or before.pool.generation != now.pool.generation:
+            return
+
+        async def leave() -> None:
+            request = messages.build_detach(before.ref)
+            try:
+                await self._ports.rpc.call(before.address, messages.DETACH, request, self._timeout_s)
+            except RpcError as error:
+                log.debug("not detached", kvstore=before.boot, error=str(error))
+
+        self._spawn(leave())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._group is None:
+            work.close()
+        else:
+            self._group.create_task(work, name="detach")
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

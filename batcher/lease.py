@@ -10,10 +10,14 @@ were not sent are taken back as idle blocks; growth beyond that waits.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from math import inf
 
+from batcher.beginnings import Beginnings
 from batcher.block_hash import NO_PARENT
+from batcher.commits import Commits
+from batcher.distrusted import Distrusted
+from batcher.dryness import Dryness
 from batcher.events import (
     AttachPool,
     BlockEffect,
@@ -23,23 +27,18 @@ from batcher.events import (
     MatchBlocks,
     PoolAttached,
 )
+from batcher.idle_blocks import IdleBlocks
+from batcher.lease_stats import LeaseStats
+from batcher.references import References, proves
 from chassis.ids import BlockHash, BlockId, RequestId
+from chassis.messages.kvstore import KEEP_DEFAULT
 
 ATTACH_RETRY_S = 0.25
-FLUSH_S = 0.01  # prompts, which others may share, and what is given back
-# what was made: a call a step would cost kvstore and batcher as much as the step's tokens
-LATER_FLUSH_S = 0.1
-FLUSH_LEN = 64
-
-
-@dataclass(slots=True)
-class LeaseStats:
-    exchanges: int = 0
-    matches: int = 0
-    matched_blocks: int = 0
-    failed_calls: int = 0
-    attaches: int = 0
-    reclaimed: int = 0
+# A call takes batcher and kvstore as long as a dozen commits: it waits for company. Who comes with a prompt
+# whose beginning is not told yet, or lacks blocks, hastens it.
+FLUSH_S = 0.05  # prompts, which others may share, and what is given back
+LATER_FLUSH_S = 0.1  # what was made
+FLUSH_LEN = 256
 
 
 class Lease:
@@ -49,15 +48,17 @@ class Lease:
         self._high_max = high_blocks
         self._low = self._high = 0
         self.num_blocks = 0
-        self._refs: dict[BlockId, int] = {}
-        self._idle: deque[BlockId] = deque()
+        self.refs = References()
+        self._given_up: deque[tuple[BlockId, int, int]] = deque()  # and the step that copies it
+        self._idle = IdleBlocks()
         self._hashes: dict[BlockId, BlockHash] = {}  # held blocks with known content
-        self._commits: list[tuple[BlockId, BlockHash, BlockHash]] = []
-        self._roots: dict[BlockHash, None] = {}  # first blocks of chains, the latest used last
-        self._roots_whole = False  # the pool has no content that was not committed here
-        self._releases: list[BlockId] = []
+        self._commits = Commits()
+        self._beginnings = Beginnings()
+        self._distrusted = Distrusted()
+        self._releases: list[tuple[BlockId, int]] = []  # and how long its content is to stay
         self._due_at: float | None = None
         self._calls = 0
+        self.fence = 0  # attaches of lower numbers know of blocks that are written anew since
         self._exchange: ExchangeBlocks | None = None
         self._match: MatchBlocks | None = None
         self._attach: AttachPool | None = None
@@ -66,7 +67,7 @@ class Lease:
         self._attach_at = 0.0
         self._shortage = 0
         self.short = False  # the last plan lacked blocks
-        self._dry = False  # the pool gave less than asked, and nothing was released since
+        self._dry = Dryness()
         self._left = 0  # free or evictable in kvstore, as far as known
         self.stats = LeaseStats()
 
@@ -88,13 +89,16 @@ class Lease:
     @property
     def unsettled(self) -> bool:
         """Commits or releases wait, or a call is on its way."""
-        calls = (self._exchange, self._match, self._attach)
-        return bool(self._commits or self._releases) or any(call is not None for call in calls)
+        return self._num_untold > 0 or any((self._exchange, self._match, self._attach))
+
+    @property
+    def _num_untold(self) -> int:
+        return len(self._commits) + len(self._releases) + len(self._distrusted)
 
     @property
     def dry(self) -> bool:
         """The pool has no more to give, and nothing that was given back is on its way."""
-        return self._attached and self._dry and not self._releases and self._exchange is None
+        return self._attached and bool(self._dry) and not self._releases and self._exchange is None
 
     def begin(self, num_running: int) -> None:
         """A step is planned: what it lacks counts anew. Idle blocks are kept for as many as run, because all
@@ -111,61 +115,75 @@ class Lease:
 
     def take(self, count: int) -> list[BlockId]:
         """Up to `count` idle blocks; their content is unknown."""
-        idle = self._idle
-        if count > len(idle):
-            self._reclaim(count - len(idle))
-        return [idle.popleft() for _ in range(min(count, len(idle)))]
+        if count > len(self._idle):
+            self._reclaim(count - len(self._idle))
+        return self._idle.take(count)
+
+    def give_up(self, block: BlockId, keep: int) -> None:
+        """A table names it no more once the step that is being made, which copies it, has come back."""
+        self._given_up.append((block, keep, self._idle.next_step))
 
     def commit(
         self, block: BlockId, block_hash: BlockHash, parent: BlockHash, now: float, later: bool = False
     ) -> None:
         """The step that filled the block has come back. `later`: nobody asks for it soon."""
-        assert self._refs[block] == 1 and block not in self._hashes
+        assert self.refs.told(block) == 1 and block not in self._hashes
         self._hashes[block] = block_hash
-        self._commits.append((block, block_hash, parent))
+        self._commits.add((block, block_hash, parent))
         if parent == NO_PARENT:
-            self._used_root(block_hash)
+            self._beginnings.used(block_hash, self.num_blocks)
         self._pend(now + (LATER_FLUSH_S if later else FLUSH_S))
 
-    def release(self, table: Iterable[BlockId], now: float) -> None:
-        """A table's references end; head of the chain first."""
+    def release(self, table: Iterable[BlockId], now: float, keep: int = KEEP_DEFAULT) -> None:
+        """A table's references end; head of the chain first. `keep`: how long its content is to stay."""
         for block in table:
+            if self.refs.unshare(block):
+                continue
             if block in self._hashes:
-                self._releases.append(block)
+                self._releases.append((block, keep))
                 self._pend(now + FLUSH_S)
             else:
-                assert self._refs[block] == 1
-                self._idle.append(block)
+                assert self.refs[block] == 1
+                self._idle.put(block)
+        self._give_back(now)
+
+    def distrust(self, blocks: Iterable[BlockId], now: float) -> None:
+        """kvstore is to forget what these are said to hold, before they are released."""
+        for block in filter(self._hashes.__contains__, blocks):
+            self._distrusted.add(block)
+        self._commits.keep(lambda block: block not in self._distrusted)
+        self._pend(now)
+
+    def _give_back(self, now: float) -> None:
         surplus = len(self._idle) - 2 * self._high
-        if surplus > 0 and self._attached:
-            self._releases.extend(self._idle.pop() for _ in range(surplus + self._high))
+        if surplus > 0 and self._attached and (blocks := self._idle.give_back(surplus + self._high)):
+            self._releases.extend((block, KEEP_DEFAULT) for block in blocks)
             self._pend(now + FLUSH_S)
 
-    def tells(self, chain: Iterable[BlockHash], now: float) -> bool:
+    def _copied(self, number: float, now: float) -> None:
+        while self._given_up and self._given_up[0][2] <= number:
+            block, keep, _ = self._given_up.popleft()
+            self.release((block,), now, keep)
+
+    def step_sent(self, number: int) -> None:
+        self._idle.sent(number)
+
+    def step_returned(self, number: int, now: float) -> None:
+        """What it wrote is written."""
+        self._idle.returned(number)
+        self._copied(number, now)
+        self._give_back(now)
+
+    def tells(self, chain: Collection[BlockHash], now: float) -> bool:
         """Whether kvstore is not told yet of this chain's blocks that are committed here. It is told next."""
-        if not self._attached:
-            return False
-        waiting = {entry[1] for entry in self._commits}
-        on_its_way = {entry[1] for entry in self._exchange.commits} if self._exchange is not None else set()
-        if not waiting and not on_its_way:
-            return False
-        told_next = False
-        for block_hash in chain:
-            if block_hash in waiting:
-                self._pend(now)
-                return True
-            told_next = told_next or block_hash in on_its_way
-        return told_next
+        if self._attached and self._commits.wait(chain):
+            self._pend(now)
+            return True
+        return self._attached and self._exchange is not None and self._commits.told(chain)
 
     def may_hold(self, root: BlockHash) -> bool:
         """False: the pool has nothing of a chain that begins with this block."""
-        return not self._roots_whole or root in self._roots
-
-    def _used_root(self, root: BlockHash) -> None:
-        self._roots.pop(root, None)
-        self._roots[root] = None
-        if len(self._roots) > self.num_blocks:  # the oldest was evicted long ago, or will be next
-            del self._roots[next(iter(self._roots))]
+        return self._beginnings.may_hold(root)
 
     def _pend(self, due_at: float) -> None:
         if self._due_at is None or due_at < self._due_at:
@@ -178,39 +196,43 @@ class Lease:
         """
         if self._attached or self._attach is not None or not self._releases:
             return
-        kept: list[BlockId] = []
-        for block in reversed(self._releases):  # tails first
-            if count > 0 and self._refs[block] == 1:
+        kept: list[tuple[BlockId, int]] = []
+        self.fence = self._calls + 1
+        for block, keep in reversed(self._releases):  # tails first
+            if count > 0 and self.refs[block] == 1:
                 count -= 1
                 self._hashes.pop(block, None)
-                self._idle.append(block)
+                self._distrusted.drop(block)
+                self._idle.put(block)
                 self.stats.reclaimed += 1
             else:
-                kept.append(block)
+                kept.append((block, keep))
         self._releases = kept[::-1]
-        self._commits = [entry for entry in self._commits if entry[0] in self._hashes]
+        self._commits.keep(self._hashes.__contains__)
 
     # ---- calls -------------------------------------------------------------------------------------
 
     def reset(self, num_blocks: int, pool_changed: bool, now: float) -> None:
         """A new epoch: whatever was called is void. A changed pool holds nothing of ours."""
         if pool_changed:
-            self._refs.clear()
+            self.refs.clear()
+            self._given_up.clear()
             self._idle.clear()
             self._hashes.clear()
             self._commits.clear()
             self._releases.clear()
-            self._roots.clear()
-            self._roots_whole = False
+            self._beginnings.clear()
+            self._distrusted.clear()
             self._due_at = None
+        self._copied(inf, now)
+        self._idle.new_epoch()
         self.num_blocks = num_blocks
+        self.fence = 0
         self.begin(0)
-        self._exchange = self._match = self._attach = None
-        self._attached = False
+        self.close()
         self._open = True
         self._attach_at = now
         self._left = 0
-        self._dry = False
 
     def close(self) -> None:
         """The pipeline is lost: no calls until `reset`."""
@@ -218,11 +240,11 @@ class Lease:
         self._attached = False
         self._exchange = self._match = self._attach = None
 
-    def doubt(self, now: float) -> None:
-        """The pool has less than it must have: attach it anew."""
+    def doubt(self, now: float, wait_s: float = ATTACH_RETRY_S) -> None:
+        """The pool has less than it must have, or is to lie elsewhere: attach it anew."""
         if self._attached:
             self._attached = False
-            self._attach_at = now + ATTACH_RETRY_S
+            self._attach_at = now + wait_s
 
     def calls(self, now: float) -> list[BlockEffect]:
         """What is to be called now, besides matches."""
@@ -233,20 +255,23 @@ class Lease:
             return [self._start_attach()] if idle and now >= self._attach_at else []
         if self._exchange is not None:
             return []
-        pending = len(self._commits) + len(self._releases)
+        pending = self._num_untold
         due = pending >= FLUSH_LEN or (pending > 0 and self._due_at is not None and now >= self._due_at)
-        lacking = self._shortage > 0 or len(self._idle) < self._low
-        ask = self._shortage + self._high - len(self._idle) if lacking else 0
-        starved = self._dry and not self._releases  # asking again would bring nothing
-        if not due and (ask <= 0 or starved):
+        ask = self._idle.lacking(self._shortage, self._low, self._high)
+        starved = not self._releases and self._dry.starves(now)
+        if not due and (not ask or starved):
             return []
         self._calls += 1
         self._exchange = ExchangeBlocks(
-            self._calls, tuple(self._commits), tuple(self._releases), 0 if starved else max(0, ask)
+            self._calls,
+            self._commits.take(),
+            tuple([block for block, _ in self._releases]),
+            0 if starved else ask,
+            tuple([keep for _, keep in self._releases]),
+            self._distrusted.take(),
         )
-        for block in self._releases:
+        for block, _ in self._releases:
             self._drop(block)
-        self._commits.clear()
         self._releases.clear()
         self._due_at = None
         self._shortage = 0
@@ -260,9 +285,9 @@ class Lease:
         if not self._attached:
             idle = self._exchange is None and self._match is None and self._attach is None
             return self._attach_at if idle else None
-        if self._exchange is not None or self._due_at is None:
-            return None
-        return self._due_at if self._commits or self._releases else None
+        due_at = self._due_at if self._num_untold else None
+        lacking = self._idle.lacking(self._shortage, self._low, self._high)
+        return None if self._exchange else self._dry.asks_by(due_at) if lacking else due_at
 
     @property
     def can_match(self) -> bool:
@@ -278,19 +303,22 @@ class Lease:
     def _start_attach(self) -> AttachPool:
         """What is known of content goes with it, so that waiting commits are done."""
         self._calls += 1
-        held = tuple(block for block, count in self._refs.items() for _ in range(count))
-        self._attach = AttachPool(self._calls, held, tuple(self._hashes.items()))
+        held = tuple(block for block in self.refs for _ in range(self.refs.told(block)))
+        known = tuple([entry for entry in self._hashes.items() if entry[0] not in self._distrusted])
+        self._attach = AttachPool(self._calls, held, known)
         self._commits.clear()
+        self._distrusted.take()
         self.stats.attaches += 1
         return self._attach
 
     def _drop(self, block: BlockId) -> None:
-        count = self._refs[block] - 1
+        count = self.refs[block] - 1
         if count:
-            self._refs[block] = count
+            self.refs[block] = count
         else:
-            del self._refs[block]
+            del self.refs[block]
             self._hashes.pop(block, None)
+            self._distrusted.drop(block)
 
     # ---- completions -------------------------------------------------------------------------------
 
@@ -300,14 +328,13 @@ class Lease:
         if call is None or call.call != event.call:
             return False
         self._exchange = None
-        if event.failed or not self._fits(event.leased):
+        if event.failed or not self.refs.fit(event.leased, self.num_blocks):
             self._failed(event.now)
         elif self._attached:
-            for block in event.leased:
-                self._refs[block] = 1
-                self._idle.append(block)
+            self.refs.update(dict.fromkeys(event.leased, 1))
+            self._idle.put_leased(event.leased)
             self._left = event.free + event.cached
-            self._dry = len(event.leased) < call.lease or self._left == 0
+            self._dry.answered(len(event.leased) < call.lease or self._left == 0, event.now)
         return True
 
     def matched(self, event: BlocksMatched) -> tuple[MatchBlocks, tuple[tuple[BlockId, ...], ...]] | None:
@@ -317,22 +344,19 @@ class Lease:
             return None
         self._match = None
         nothing: tuple[tuple[BlockId, ...], ...] = ((),) * len(call.request_ids)
-        good = len(event.blocks) == len(call.request_ids) and all(
-            map(self._proves, event.blocks, call.chains)
-        )
+        good = proves(self.refs, self._hashes, event.blocks, call.chains, self.num_blocks)
         if event.failed or not good:
             self._failed(event.now)
-            return call, nothing
         if not self._attached:
             return call, nothing  # the attach that follows says that they are not held
         for blocks, chain in zip(event.blocks, call.chains, strict=True):
             self.stats.matched_blocks += len(blocks)
             if blocks:
-                self._used_root(chain[0])
+                self._beginnings.used(chain[0], self.num_blocks)
             for block, block_hash in zip(blocks, chain, strict=False):
-                count = self._refs.get(block, 0)
+                count = self.refs.get(block, 0)
                 self._left = max(0, self._left - (count == 0))
-                self._refs[block] = count + 1
+                self.refs[block] = count + 1
                 self._hashes[block] = block_hash
         return call, event.blocks
 
@@ -347,8 +371,8 @@ class Lease:
         else:
             self._attached = True
             self._left = event.free + event.cached
-            self._dry = False
-            self._roots_whole = self._roots_whole or event.cached == 0
+            self._dry.attached(event.tiers)
+            self._beginnings.attached(event.cached, event.tiers)
         return True
 
     def _failed(self, now: float) -> None:
@@ -357,38 +381,20 @@ class Lease:
             self._attached = False
             self._attach_at = now
 
-    def _fits(self, leased: tuple[BlockId, ...]) -> bool:
-        """A block that is held already cannot be leased again: one of the two ledgers is wrong."""
-        return len(dict.fromkeys(leased)) == len(leased) and all(
-            0 <= block < self.num_blocks and block not in self._refs for block in leased
-        )
-
-    def _proves(self, blocks: tuple[BlockId, ...], chain: tuple[BlockHash, ...]) -> bool:
-        """A block that is held already has the content that we know of."""
-        return len(blocks) <= len(chain) and all(
-            0 <= block < self.num_blocks
-            and (block not in self._refs or self._hashes.get(block) == block_hash)
-            for block, block_hash in zip(blocks, chain, strict=False)
-        )
-
     # ---- invariants --------------------------------------------------------------------------------
 
-    def inventory(self) -> dict[BlockId, int]:
-        """References per held block."""
-        return dict(self._refs)
-
     def check(self, tables: Iterable[Sequence[BlockId]]) -> None:
-        """`tables`: of every sequence that holds blocks."""
         counted: dict[BlockId, int] = {}
-        for table in (*tables, self._idle, self._releases):
+        self.refs.check(self.num_blocks)
+        releases = [b for b, _ in self._releases] + [b for b, _, _ in self._given_up]
+        for table in (*tables, [*self._idle], releases):
             for block in table:
                 counted[block] = counted.get(block, 0) + 1
-        assert counted == self._refs, "references differ from the tables"
-        for block in self._refs:
-            assert 0 <= block < self.num_blocks
-        assert all(block in self._refs for block in self._hashes)
+        assert counted == self.refs, "references differ from the tables"
+        assert all(block in self.refs for block in self._hashes)
+        self._idle.check()
         for block in self._idle:
-            assert self._refs[block] == 1 and block not in self._hashes
+            assert self.refs[block] == 1 and block not in self._hashes
         for block, block_hash, parent in self._commits:
             assert self._hashes[block] == block_hash and len(parent) == len(NO_PARENT)
         assert self._open or not self._attached

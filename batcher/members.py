@@ -24,6 +24,7 @@ from chassis.messages.registry import (
 )
 
 CARD_RETRY_S = 0.2
+WITHDRAWN_MAX = 64
 
 
 async def await_card(bus: Bus, wanted: str) -> ModelCard:
@@ -74,6 +75,7 @@ class Members:
         self._tell = tell
         self._count = count
         self._workers: dict[str, tuple[WorkerEntry, int]] = {}
+        self._withdrawn: dict[str, None] = {}  # boots, the newest last
 
     # ---- workers
 
@@ -85,6 +87,9 @@ class Members:
         if entry.value is None:
             if self._workers.pop(boot, None) is None:
                 return
+            self._withdrawn[boot] = None
+            if len(self._withdrawn) > WITHDRAWN_MAX:
+                del self._withdrawn[next(iter(self._withdrawn))]
         else:
             try:
                 worker = parse_worker(entry.value)
@@ -110,7 +115,8 @@ class Members:
             self._tell_workers()
 
     def _tell_workers(self) -> None:
-        self._tell(WorkersSeen(asyncio.get_running_loop().time(), tuple(self._workers.values())))
+        now = asyncio.get_running_loop().time()
+        self._tell(WorkersSeen(now, tuple(self._workers.values()), tuple(self._withdrawn)))
 
     # ---- epochs
 

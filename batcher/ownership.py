@@ -13,10 +13,10 @@ from batcher.actions import Turn
 from batcher.alarms import Alarms
 from batcher.holding import State as State
 from batcher.tenure import Tenure
-from chassis.ids import Attempt, BootId, GatewayId, RequestId
+from chassis.ids import AckToken, Attempt, BootId, GatewayId, RequestId
 from chassis.messages.chunk import Part
 from chassis.messages.ownership import Attach, AttachKind
-from chassis.messages.request import Terminal
+from chassis.messages.request import Request, Terminal
 
 PROGRESS_LANES = 8
 
@@ -38,6 +38,10 @@ class Ownership:
         self._numbers = 0  # of the tenures begun
 
     # ---- seen from outside -------------------------------------------------------------------------
+
+    @property
+    def boot(self) -> BootId:
+        return self._turn.boot
 
     def __len__(self) -> int:
         return len(self._held)
@@ -69,6 +73,11 @@ class Ownership:
             counts[held.state] += 1
         return counts
 
+    def oldest_waiting_at(self, now: float) -> float:
+        """When the broker stored the oldest of those that wait; now, if none does."""
+        stored = [h.delivered_at - h.age_s for h in self._held.values() if h.state is State.WAITING]
+        return min(stored, default=now)
+
     def next_timer(self) -> float | None:
         if not self._held:
             return None
@@ -95,6 +104,8 @@ class Ownership:
                 self._on_tick()
             case e.Delivered():
                 self._on_delivered(event)
+            case e.TakeAsked():
+                self._on_take_asked(event)
             case e.WorkersDied():
                 for request_id in event.request_ids:
                     held = self._held.get(request_id)
@@ -143,6 +154,8 @@ class Ownership:
         | e.OwnerAsked
         | e.OwnerAnswered
         | e.TakeoverAnswered
+        | e.GiveAway
+        | e.TakeAnswered
         | e.Heard,
         held: Tenure | None,
     ) -> None:
@@ -164,6 +177,10 @@ class Ownership:
                 held.on_owner_answered(event)
             case e.TakeoverAnswered():
                 held.on_takeover_answered(event)
+            case e.GiveAway():
+                held.on_give_away(event.boot)
+            case e.TakeAnswered():
+                held.on_take_answered(event.taken)
             case e.Heard():
                 held.on_heard(event.message, event.reply)
         self._settle(held)
@@ -231,25 +248,53 @@ class Ownership:
             held.on_redelivered(event)
             self._settle(held)
             return
-        if self._draining or not self._alive or len(self._held) >= self._config.held_len_max:
+        if self._full:
             self._turn.out.append(e.Nak(event.token, self._config.nak_delay_s))
             self._turn.drop("delivered")
             return
+        request = replace(event.request, body_digest=event.request.body_digest or event.body_digest)
+        self._hold(request, event.token, event.age_s, event.accepted_ms, event.count)
+
+    def _on_take_asked(self, event: e.TakeAsked) -> None:
+        """What another batcher gives comes like a delivery."""
+        held = self._held.get(event.request_id)
+        if held is None and self._full:
+            self._turn.out.append(e.AnswerOwner(event.reply, False))
+            return
+        self._turn.out.append(e.AnswerOwner(event.reply, True))
+        if held is None:
+            self._hold(event.request, event.token, event.age_s, event.accepted_ms, count=1, given=True)
+
+    @property
+    def _full(self) -> bool:
+        return self._draining or not self._alive or len(self._held) >= self._config.held_len_max
+
+    def _hold(
+        self,
+        request: Request,
+        token: AckToken,
+        age_s: float,
+        accepted_ms: int,
+        count: int,
+        given: bool = False,
+    ) -> None:
+        now, timeout_ms = self._turn.now, request.timeout_ms
         if not self._held:
-            self._progress_at = event.now + self._config.progress_period_s
-        timeout_ms = event.request.timeout_ms
+            self._progress_at = now + self._config.progress_period_s
         held = self.tenure(
-            request=replace(event.request, body_digest=event.request.body_digest or event.body_digest),
-            token=event.token,
-            age_s=event.age_s,
-            delivered_at=event.now,
-            deadline=event.now - event.age_s + timeout_ms / 1000 if timeout_ms else None,
+            request=request,
+            token=token,
+            age_s=age_s,
+            accepted_ms=accepted_ms,
+            delivered_at=now,
+            deadline=now - age_s + timeout_ms / 1000 if timeout_ms else None,
             turn=self._turn,
             number=self._numbers,
+            given=given,
         )
         self._numbers += 1
         self._held[held.id] = held
-        held.begin(event.count)
+        held.begin(count)
         self._settle(held)
 
     def _on_pipeline(self, event: e.PipelineChanged) -> None:

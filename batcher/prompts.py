@@ -13,9 +13,10 @@ from typing import Protocol
 
 from batcher.events import StepPlan
 from chassis.ids import RequestId
-from chassis.messages.pipeline import PromptAnswer, PromptAsk
+from chassis.messages.pipeline import PromptAsk
 from chassis.messages.request import Request
 from chassis.messages.sampling import PromptTold, TokenLogprobs
+from chassis.messages.step_result import PromptAnswer
 
 
 @dataclass(slots=True)

@@ -24,13 +24,12 @@ from chassis.messages.pipeline import (
     LinkKind,
     PromptAsk,
     SlotStart,
-    StepResult,
     build_hello,
     build_step,
     parse_hello,
-    parse_result,
 )
 from chassis.messages.registry import WorkerEntry
+from chassis.messages.step_result import StepResult, parse_result
 from chassis.ports import Ports
 from chassis.transport.interface import Link, LinkOptions
 
@@ -54,12 +53,20 @@ def step_header(
     start_of: Callable[[RequestId, int], SlotStart],
     trace_parent: bytes,
     prompt_asks: Sequence[PromptAsk] = (),
+    digest_of: Callable[[RequestId, int], int] | None = None,
+    attachment: int = 0,
 ) -> bytes:
-    """The wire form of a plan: its rows turned into columns. `start_of`: request, first position."""
+    """The wire form of a plan: its rows turned into columns. `start_of` and `digest_of`: of a request at the
+    first position of a fresh row. Without digests workers prove nothing."""
     if not plan.rows:
         return build_step(plan.epoch, plan.number, freed_slots=plan.freed_slots, trace_parent=trace_parent)
     request_ids, slots, starts, token_ids, samples, output_index, blocks, fresh = zip(*plan.rows, strict=True)
-    begun = list(map(start_of, compress(request_ids, fresh), compress(starts, fresh))) if any(fresh) else ()
+    begun: Sequence[SlotStart] = ()
+    digests: Sequence[int] = ()
+    if any(fresh):
+        begins = tuple(compress(zip(request_ids, starts, strict=True), fresh))
+        begun = [start_of(*begin) for begin in begins]
+        digests = [digest_of(*begin) for begin in begins] if digest_of is not None else ()
     return build_step(
         plan.epoch,
         plan.number,
@@ -75,6 +82,9 @@ def step_header(
         freed_slots=plan.freed_slots,
         trace_parent=trace_parent,
         prompt_asks=prompt_asks,
+        digests=digests,
+        copies=plan.copies,
+        attachment=attachment,
     )
 
 
@@ -265,9 +275,7 @@ class Ring:
                     self.ghosts += 1
                     continue
                 self._on_result(result)
-                epoch, number, token_ids, _, logprobs, prompts, nan_places = result
-                now = loop.time()
-                self._tell(StepReturned(now, epoch, number, token_ids, logprobs, prompts, nan_places))
+                self._tell(_returned(result, loop.time()))
         except LinkClosed:
             pass
         except BadMessage as error:
@@ -279,3 +287,19 @@ class Ring:
 
     def _lost(self, epoch: Epoch, worker: BootId, cause: str) -> None:
         self._tell(PipelineLost(asyncio.get_running_loop().time(), epoch, worker, cause))
+
+
+def _returned(result: StepResult, now: float) -> StepReturned:
+    return StepReturned(
+        now,
+        result.epoch,
+        result.number,
+        result.token_ids,
+        result.logprobs,
+        result.prompts,
+        result.nan_places,
+        result.void_rows,
+        result.timings,
+        result.waiting_places,
+        result.refusals,
+    )

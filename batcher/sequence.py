@@ -10,10 +10,13 @@ from enum import Enum
 
 from batcher.block_hash import BlockHasher
 from batcher.prompts import prompt_of
+from batcher.queueing import Place
 from batcher.stops import Watch
 from chassis.ids import BlockHash, BlockId, Slot
+from chassis.messages.kvstore import keep_of_priority
 from chassis.messages.pipeline import SlotStart
 from chassis.messages.request import Request, Timings, Usage
+from chassis.sequence_digest import carried_on
 
 
 class Status(Enum):
@@ -51,7 +54,9 @@ class Clock:
         self._since_us = now_us
         self.phase = phase
 
-    def timings(self, now: float, preemptions: int, recomputed_tokens: int) -> Timings:
+    def timings(
+        self, now: float, preemptions: int, recomputed_tokens: int, stage_compute_us: tuple[int, ...] = ()
+    ) -> Timings:
         self.enter(self.phase, now)
         spent = self._spent_us
         return Timings(
@@ -62,6 +67,7 @@ class Clock:
             interrupted_us=spent[Phase.INTERRUPTED],
             preemptions=preemptions,
             recomputed_tokens=recomputed_tokens,
+            stage_compute_us=stage_compute_us,
         )
 
 
@@ -70,10 +76,12 @@ class Sequence:
         "admitted",
         "alone",
         "blocks",
+        "borrowed",
         "cached_tokens",
         "claimed",
         "clock",
         "deadline",
+        "digested",
         "fresh",
         "hasher",
         "hashes",
@@ -85,13 +93,16 @@ class Sequence:
         "num_sent_blocks",
         "num_written",
         "order",
+        "place",
         "preemptions",
         "prompt",
         "prompt_len",
         "recomputed_tokens",
         "request",
         "slot",
+        "stage_ns",
         "status",
+        "uncached",
         "watch",
     )
 
@@ -106,6 +117,7 @@ class Sequence:
         deadline: float | None = None,
         claimed: bool = False,
         alone: bool = False,
+        place: Place | None = None,
     ) -> None:
         self.request = request
         self.prompt_len = len(request.prompt_ids)
@@ -115,6 +127,7 @@ class Sequence:
         self.hasher = hasher
         self.clock = clock
         self.order = order
+        self.place = place or Place()
         self.deadline = deadline
         self.claimed = claimed  # goes before those that are not
         self.alone = alone
@@ -124,15 +137,19 @@ class Sequence:
         self.fresh = True
         self.incarnation = 0  # rows of an earlier one are ghosts
         self.blocks: list[BlockId] = []
+        self.borrowed = False  # the last block is another's, which writes it: not to be written
         self.hashes: list[BlockHash] = []  # of full blocks, as far as they were needed
         self.num_computed = 0
         self.num_proven = 0
         self.num_committed = 0  # blocks at the head of the table with known content
         self.num_sent_blocks = 0  # of the table, to the workers
         self.num_written = 0  # tokens ever computed and returned: below it, computing is repeating
+        self.digested = (0, hasher.root)  # so many ids, and what they amount to
+        self.uncached = False  # a cached prefix was not what it was said to be: it takes none
         self.cached_tokens: int | None = None  # None: not yet admitted
         self.preemptions = 0
         self.recomputed_tokens = 0
+        self.stage_ns: list[int] = []  # its share of what each stage computed
 
     @property
     def num_tokens(self) -> int:
@@ -142,6 +159,11 @@ class Sequence:
     def growth_tokens(self) -> int:
         """Output it may still write."""
         return self.watch.length_max - self.watch.length
+
+    @property
+    def keep(self) -> int:
+        """How long kvstore is to keep what it computed."""
+        return keep_of_priority(self.request.priority)
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -162,6 +184,14 @@ class Sequence:
             self.hasher.extend(self.hashes, self.ids, num_blocks)
         return self.hashes
 
+    def digest(self, num_ids: int) -> int:
+        """What the first ids amount to, as workers reckon it; carried on from the last time."""
+        known, digest = self.digested
+        if num_ids < known:
+            known, digest = 0, self.hasher.root
+        self.digested = num_ids, carried_on(digest, self.ids[known:num_ids], known)
+        return self.digested[1]
+
     def fall_back(self, num_computed: int) -> None:
         """Steps in flight are void; the first `num_computed` tokens are still in the pool."""
         assert num_computed <= self.num_proven or num_computed == 0
@@ -169,12 +199,21 @@ class Sequence:
         self.num_computed = self.num_proven = num_computed
         self.fresh = True
 
+    def charge(self, num_tokens: int, token_ns: SequenceOf[int]) -> None:
+        """A step computed so many of its tokens; each took so long at each stage."""
+        spent = self.stage_ns
+        if len(spent) < len(token_ns):
+            spent += [0] * (len(token_ns) - len(spent))
+        for stage, ns in enumerate(token_ns):
+            spent[stage] += num_tokens * ns
+
     def carry_on(self, before: "Sequence") -> None:
         """It is the same request, started again with other output."""
         self.admitted = True
         self.cached_tokens = before.cached_tokens
         self.preemptions = before.preemptions
         self.recomputed_tokens = before.recomputed_tokens
+        self.stage_ns = before.stage_ns
         self.num_written = min(before.num_written, len(self.ids))
         if self.prompt is not None and before.prompt is not None:
             self.prompt = before.prompt
@@ -182,23 +221,25 @@ class Sequence:
     @property
     def follows(self) -> bool:
         """Its sampling is a function of the ids so far."""
-        shaping = self.request.sampling.shaping
-        return shaping is not None and shaping.follows
+        return self.request.sampling.follows
 
     @property
     def num_told(self) -> int:
         """Ids in the `slot_start` of a row that begins where this one stands."""
-        shaping = self.request.sampling.shaping
-        if shaping is None:
-            return 0
-        listed = 2 * len(shaping.logit_bias) + len(shaping.allowed_ids) + sum(map(len, shaping.bad_words))
-        return listed + (self.num_computed if shaping.follows else 0)
+        sampling, listed = self.request.sampling, 0
+        shaping, grammar = sampling.shaping, sampling.grammar
+        if shaping is not None:
+            listed += 2 * len(shaping.logit_bias) + len(shaping.allowed_ids)
+            listed += sum(map(len, shaping.bad_words))
+        if grammar is not None:
+            listed += len(grammar.text)  # at most four bytes a character, as ids
+        return listed + (self.num_computed if sampling.follows else 0)
 
     def slot_start(self, start: int) -> SlotStart:
         """For a row that begins at position `start`: workers see the ids from there on in steps, and need
         those before it only where the sampling follows them."""
         request, sampling = self.request, self.request.sampling
-        if sampling.shaping is None and not request.limits.min_tokens:
+        if sampling.shaping is None and sampling.grammar is None and not request.limits.min_tokens:
             return SlotStart(sampling, request.seed)
         follows = self.follows
         min_tokens, stop_ids = request.limits.min_tokens, self.watch.stop_ids
@@ -216,7 +257,8 @@ class Sequence:
         return Usage(self.prompt_len, self.cached_tokens or 0, len(self.ids) - self.prompt_len)
 
     def timings(self, now: float) -> Timings:
-        return self.clock.timings(now, self.preemptions, self.recomputed_tokens)
+        computed_us = tuple([ns // 1000 for ns in self.stage_ns])
+        return self.clock.timings(now, self.preemptions, self.recomputed_tokens, computed_us)
 
     def check(self) -> None:
         size = self.hasher.block_size_tokens
@@ -224,6 +266,7 @@ class Sequence:
         assert self.num_proven < len(self.ids) or not self.num_proven, "a token that nobody told was proven"
         assert self.num_computed <= len(self.blocks) * size
         assert self.num_sent_blocks <= len(self.blocks)
+        assert not self.borrowed or (self.fresh and self.blocks and not self.num_sent_blocks)
         assert self.num_committed <= len(self.hashes) or self.num_committed == 0
         assert (self.slot is not None) == (self.status is Status.RUNNING)
         assert self.status is not Status.WAITING or not self.blocks

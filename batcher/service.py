@@ -5,7 +5,7 @@ group; each has at most one per request or pool, and comes back as an event.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,35 +13,42 @@ from typing import Any
 from batcher import events as ev
 from batcher.account import Account
 from batcher.arrivals import Arrivals
-from batcher.block_hash import namespace
+from batcher.assembly import make_core, ring_config
 from batcher.config import Config
-from batcher.core import Core, Effect, Event, Interrupted
+from batcher.core import Effect, Event, Interrupted
 from batcher.fetcher import Fetcher
-from batcher.formation import CloseLinks, Formation, FormationConfig, FormStage, Stood, WriteEpoch
+from batcher.formation import CloseLinks, FormStage, PipelineLost, Stood, WorkersSeen, WriteEpoch
 from batcher.kvstore_client import KvstoreClient, Pool
 from batcher.members import Members, await_card
+from batcher.meters import families
 from batcher.outbox import BEAT_S, Outbox
-from batcher.ownership import Ownership, OwnershipConfig
 from batcher.records import Records
-from batcher.ring import Ring, RingConfig, step_header
-from batcher.scheduler import Scheduler, SchedulerConfig
-from batcher.stops import Stops
+from batcher.ring import Ring, step_header
+from batcher.statistics import Statistics
 from chassis import log, subjects
+from chassis.bus import Message
 from chassis.config import ConfigError
 from chassis.ids import BootId, GatewayId, RequestId
 from chassis.inbox import Inbox
 from chassis.insist import insist
-from chassis.messages.card import ModelCard
+from chassis.messages.kvstore import StageAddress
+from chassis.messages.load import build_load
 from chassis.messages.ownership import (
     TakeoverQuestion,
     build_attach_answer,
     build_owner_answer,
     build_takeover_question,
 )
-from chassis.messages.pipeline import StepResult
 from chassis.messages.registry import BatcherEntry
+from chassis.messages.statistics import build_statistics
+from chassis.messages.step_result import StepResult
+from chassis.metrics import Family
 from chassis.ports import Ports
 from chassis.recorder import Recorder
+
+MANY = 16  # requests held
+CALM_S = 0.002
+URGENT = (ev.StepReturned, PipelineLost, WorkersSeen)  # what stages wait for
 
 
 class Batcher:
@@ -51,9 +58,18 @@ class Batcher:
         self._ports = ports
         self._bus = ports.bus
         self._inbox: Inbox[Event] = Inbox(config.inbox_len_max)
-        self._account = Account(self.boot, ports.tracer)
+        self._statistics = Statistics()
+        self._account = Account(self.boot, ports.tracer, self._statistics.token_gap_s)
+        timeout_s = config.bus_timeout_ms / 1000
         self._records = Records(
-            ports.bus, self._account, ports.wall_ns, config.bus_timeout_ms / 1000, self._tell
+            ports.bus,
+            self.boot,
+            self._account,
+            self._statistics,
+            ports.wall_ns,
+            timeout_s,
+            self._tell,
+            self._spawn,
         )
         self._outbox = Outbox(self.boot, self._bus)
         self._gateways: tuple[GatewayId, ...] = ()
@@ -68,7 +84,8 @@ class Batcher:
         self._draining = False
         self.counts: dict[str, int] = {}
         self._perform: dict[type[Any], Callable[[Any], None]] = {
-            ev.Append: lambda e: self._spawn(self._records.append(e)),
+            ev.Append: self._records.append,
+            ev.WriteReceipt: self._records.write_receipt,
             ev.ReadLast: lambda e: self._spawn(self._records.read(e)),
             ev.AskOwner: lambda e: self._spawn(self._records.ask_owner(e)),
             ev.AskTakeover: self._ask_takeover,
@@ -81,6 +98,10 @@ class Batcher:
             ev.Admitted: lambda e: self._account.admitted(e.request_id, ports.wall_ns()),
             ev.DeadLetter: lambda e: self._spawn(self._records.dead_letter(e)),
             ev.Count: self._count,
+            ev.Distrusted: self._distrusted,
+            ev.Give: lambda e: self._spawn(self._records.give(e)),
+            ev.TellLoad: self._tell_load,
+            ev.LocateBlocks: lambda e: self._spawn(self._locate(e)),
             ev.Closed: lambda e: self._account.closed(e.request_id, e.why, ports.wall_ns()),
             ev.MatchBlocks: lambda e: self._spawn(self._blocks(e)),
             ev.ExchangeBlocks: lambda e: self._spawn(self._blocks(e)),
@@ -119,14 +140,19 @@ class Batcher:
         )
         self._fetcher = fetcher = Fetcher(self._config, self._bus, card.name, self._arrivals.deliver)
         self._members = Members(self._bus, self.boot, card, self._tell, self._count_one)
-        self._core = self._make_core(card)
+        self._core = make_core(self._config, self.boot, card)
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self._ring = Ring(self._ports, self.boot, self._ring_config(), group, self._tell, self._on_result)
-            self._kvstore = KvstoreClient(self._ports, self._config.kvstore_timeout_ms / 1000)
+            self._ring = Ring(
+                self._ports, self.boot, ring_config(self._config), group, self._tell, self._on_result
+            )
+            self._kvstore = KvstoreClient(self._ports, self._tell, self._config.kvstore_timeout_ms / 1000)
             await self._ring.listen()
             for subject in (subjects.owner(self.boot), subjects.batchers(card.name)):
                 await insist(partial(self._bus.subscribe, subject, self._arrivals.heard))
+            await insist(partial(self._bus.subscribe, subjects.loads(card.name), self._arrivals.load_heard))
+            statistics = subjects.statistics(self.boot)
+            await insist(partial(self._bus.subscribe, statistics, self._tell_statistics))
             await insist(partial(self._kvstore.start, group))
             await insist(self._members.watch)
             tasks = [
@@ -163,42 +189,18 @@ class Batcher:
         await self._let_go.wait()
         self._drained.set()
 
-    def _make_core(self, card: ModelCard) -> Core:
-        c = self._config
-        token_bytes = tuple(card.token_bytes[i] for i in range(card.vocab_size))
-        scheduler = Scheduler(
-            SchedulerConfig(
-                context_len_max=card.context_len_max,
-                namespace=namespace(card.model_digest, "", "paged"),
-                block_size_tokens=c.block_size_tokens,
-                step_tokens_max=c.step_tokens_max,
-                sequences_max=c.running_len_max,
-                waiting_len_max=c.waiting_len_max,
-                steps_in_flight_max=c.steps_in_flight or None,
-                run_ahead=c.run_ahead,
-                step_deadline_min_ms=c.step_timeout_ms,
-            ),
-            Stops(token_bytes, card.eos_ids),
-        )
-        formation = Formation(
-            self.boot,
-            FormationConfig(
-                num_stages=c.num_stages,
-                jitter_s=c.jitter_ms / 1000,
-                call_timeout_s=c.form_timeout_ms / 1000,
-            ),
-        )
-        return Core(Ownership(self.boot, OwnershipConfig()), scheduler, formation, c.reform_timeout_ms / 1000)
+    # ---- seen from outside
 
-    def _ring_config(self) -> RingConfig:
-        c = self._config
-        return RingConfig(
-            listen=c.listen,
-            block_size_tokens=c.block_size_tokens,
-            slots_max=c.running_len_max,
-            step_tokens_max=c.step_tokens_max,
-            form_timeout_s=c.form_timeout_ms / 1000,
-        )
+    @property
+    def ready(self) -> bool:
+        """Its pipeline stands, and it takes what comes."""
+        return self._fetcher is not None and self._core.accepting and not self._draining
+
+    def metrics(self) -> Iterable[Family]:
+        if self._fetcher is None:
+            return ()
+        now = asyncio.get_running_loop().time()
+        return families(self._core, self._statistics, self.boot, self._card.name, self.counts, now)
 
     # ---- the one task that touches the core
 
@@ -206,7 +208,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             until = self._next_wake()
-            items = await self._inbox.drain(until)
+            calm_until = loop.time() + CALM_S if self._busy else 0.0
+            items = await self._inbox.drain(until, calm_until)
             now = loop.time()
             if until is not None and now >= until:
                 self._do(self._core.handle(ev.Tick(now, gap_s=now - until)))
@@ -224,8 +227,15 @@ class Batcher:
                     self._let_go.set()
             fetcher.room(
                 self._core.accepting and not self._draining,
-                self._config.waiting_len_max - self._core.scheduler.num_waiting,
+                self._config.waiting_len_max - self._core.num_waiting,
+                self._busy,
             )
+
+    @property
+    def _busy(self) -> bool:
+        """Many are held, and the stages have work. Then what is no step's result waits for company: a turn
+        costs as much as several events."""
+        return self._core.scheduler.num_in_flight > 0 and len(self._core.ownership) >= MANY
 
     def _next_wake(self) -> float | None:
         times = (self._core.next_timer(), self._outbox.next_beat(self._gateways))
@@ -243,9 +253,12 @@ class Batcher:
             self._perform[type(effect)](effect)
 
     def _send(self, plan: ev.StepPlan) -> None:
-        trace_parent = self._account.sent(plan, self._ports.wall_ns())
+        now_ns = self._ports.wall_ns()
+        trace_parent = self._account.sent(plan, now_ns)
+        self._statistics.sent(plan.epoch, plan.number, len(plan.rows), now_ns)
         scheduler = self._core.scheduler
-        header = step_header(plan, scheduler.slot_start, trace_parent, scheduler.prompts.asks(plan))
+        asks, attachment = scheduler.prompts.asks(plan), max(self._kvstore.attachment, scheduler.fence)
+        header = step_header(plan, scheduler.slot_start, trace_parent, asks, scheduler.digest, attachment)
         if self._recorder is not None:
             self._recorder.write(header)
         self._ring.send(plan.epoch, header)
@@ -261,7 +274,7 @@ class Batcher:
         self._settling.clear()
 
     def _tell(self, event: Event) -> None:
-        if not self._inbox.offer(event):
+        if not self._inbox.offer(event, urgent=type(event) in URGENT):
             self._count(ev.Count("inbox full"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -270,19 +283,34 @@ class Batcher:
     def _count(self, effect: ev.Count) -> None:
         self.counts[effect.what] = self.counts.get(effect.what, 0) + effect.amount
 
+    def _distrusted(self, effect: ev.Distrusted) -> None:
+        self._count(ev.Count("void rows"))
+        log.warning("blocks hold other content", request=effect.request_id, blocks=effect.num_blocks)
+        cause = f"{effect.num_blocks} blocks did not hold what they should: computed anew"
+        self._account.computed_anew(effect.request_id, cause, self._ports.wall_ns())
+
     def _count_one(self, what: str) -> None:
         self._count(ev.Count(what))
 
     # ---- what comes in
 
     def _on_result(self, result: StepResult) -> None:
-        self._account.returned(result.epoch, result.number, result.timings, self._ports.wall_ns())
+        now_ns = self._ports.wall_ns()
+        self._account.returned(result.epoch, result.number, result.timings, now_ns)
+        self._statistics.returned(result.epoch, result.number, result.timings, now_ns)
 
     # ---- what goes out
+
+    def _tell_statistics(self, question: Message) -> None:
+        told = self._statistics.tell(self.boot, self._card.name, self._core.scheduler.balance.use)
+        self._bus.reply(question, build_statistics(told))
 
     def _ask_takeover(self, effect: ev.AskTakeover) -> None:
         question = TakeoverQuestion(effect.request_id, effect.attempt, self.boot)
         self._bus.publish(subjects.TAKEOVER, build_takeover_question(question))
+
+    def _tell_load(self, effect: ev.TellLoad) -> None:
+        self._bus.publish(subjects.loads(self._card.name), build_load(effect.load))
 
     def _progress(self, effect: ev.Progress) -> None:
         for token in effect.tokens:
@@ -304,6 +332,10 @@ class Batcher:
                 num_blocks=effect.num_blocks,
                 block_size_tokens=self._config.block_size_tokens,
                 namespace=self._card.model_digest,
+                stages=tuple(
+                    StageAddress(s.worker.transport_address, range(s.first_layer, s.end_layer))
+                    for s in effect.stages
+                ),
             )
         )
         log.info(
@@ -330,6 +362,11 @@ class Batcher:
             self._account.ended(request_id, "kv_match", self._ports.wall_ns(), **{"shoal.blocks_hit": found})
         self._tell(answer)
 
+    async def _locate(self, effect: ev.LocateBlocks) -> None:
+        found = await self._kvstore.locate(effect.chains, effect.generations)
+        now = asyncio.get_running_loop().time()
+        self._tell(ev.BlocksLocated(now, effect.call, effect.request_ids, found))
+
     async def _refresh(self) -> None:
         while True:
             await self._put_entry()
@@ -346,6 +383,6 @@ class Batcher:
                 standing=core.standing,
                 pool_generation=self._kvstore.generation,
                 running=core.scheduler.num_running,
-                waiting=core.scheduler.num_waiting,
+                waiting=core.num_waiting,
             )
         )

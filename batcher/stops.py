@@ -5,7 +5,7 @@ Text is the concatenated bytes of the output ids. Rules, per output id in order:
 - else the stop string that completes earliest in the text ends (STOP), ties by list order; the text
   stays up to where it begins;
 - else a full output or context ends (LENGTH).
-The first `min_tokens` ids end nothing but by length.
+The first `min_tokens` ids end nothing but by length, or where a grammar can only end.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,6 +25,7 @@ class Watch:
     """The ends of one output as it grows. Work per id is bounded by the id's bytes and the stops' lengths."""
 
     __slots__ = (
+        "_bound",
         "_stop",
         "_stop_ids",
         "_tail",
@@ -42,6 +43,7 @@ class Watch:
         stop_ids: frozenset[int],
         limits: Limits,
         length_max: int,
+        bound: bool = False,
     ) -> None:
         self._token_bytes = token_bytes
         self._stop_ids = stop_ids
@@ -52,6 +54,7 @@ class Watch:
         self.length = 0
         self.length_max = length_max
         self.min_tokens = limits.min_tokens
+        self._bound = bound
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -64,7 +67,7 @@ class Watch:
         table = self._token_bytes
         text = table[token_id] if token_id < len(table) else b""  # ids beyond the table have no bytes
         late = length > self.min_tokens
-        if late and token_id in self._stop_ids:
+        if token_id in self._stop_ids and (late or self._bound):
             return End(Reason.STOP, length, self._text_len if text else None)
         before = self._text_len
         self._text_len = before + len(text)
@@ -102,13 +105,14 @@ class Stops:
         self._token_bytes = token_bytes
         self._eos_ids = frozenset(eos_ids)
 
-    def watch(self, limits: Limits, prompt_len: int, context_len_max: int) -> Watch:
-        """For an output that is still empty."""
+    def watch(self, limits: Limits, prompt_len: int, context_len_max: int, bound: bool = False) -> Watch:
+        """For an output that is still empty. `bound`: to a grammar, which draws what ends it
+        before min_tokens only where nothing else is left."""
         stop_ids = frozenset(limits.stop_token_ids)
         if not limits.ignore_eos:
             stop_ids |= self._eos_ids
         return Watch(
-            self._token_bytes, stop_ids, limits, min(limits.max_tokens, context_len_max - prompt_len)
+            self._token_bytes, stop_ids, limits, min(limits.max_tokens, context_len_max - prompt_len), bound
         )
 
     def judge(

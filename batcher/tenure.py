@@ -2,26 +2,25 @@
 
 Every write expects the sequence of the last record read or written; every doubt (refused, timed out,
 redelivered, slept) is settled by reading. No part leaves before its claim is stored or while the record
-is being read again; nothing is finished or acknowledged before the terminal record is stored or read.
+is being read again; nothing is finished or acknowledged before the terminal record is stored or read, nor
+acknowledged before its receipt is.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batcher import events as e
-from batcher.actions import Actions
 from batcher.audience import Parts
 from batcher.holding import State, end_of
+from batcher.neighbours import Neighbours
 from chassis.ids import Attempt
 from chassis.messages.ownership import Attach, AttachKind, CancelAsk, Detached, Refused, longest
 from chassis.messages.request import Cancel, Claim, Reason, Record, Terminal
 from chassis.messages.sampling import TokenLogprobs
 
-OWNING = (State.TAKEOVER, State.RUNNING, State.VERIFYING, State.WRITING)
-
 
 @dataclass(slots=True)
-class Tenure(Actions):
+class Tenure(Neighbours):
     """Ends in state NONE: whoever keeps it then forgets it."""
 
     # ---- deliveries and time -----------------------------------------------------------------------
@@ -74,6 +73,8 @@ class Tenure(Actions):
                 self._read(self.state)
             case State.LEAVING:
                 self._give_back()
+            case State.FINISHING:
+                self._write_receipt()
             case _:
                 raise AssertionError(f"no timer in {self.state}")
 
@@ -159,6 +160,9 @@ class Tenure(Actions):
             self._on_left(record, event)
             return
         self.failures = self.failures + 1 if event.outcome is e.Write.UNKNOWN else 0
+        if self.state is State.FINISHING:
+            self._on_receipt(event.outcome)
+            return
         if event.outcome is not e.Write.STORED:
             self._on_not_stored()
         elif isinstance(record, Claim):
@@ -179,6 +183,12 @@ class Tenure(Actions):
             self._leave_claim()
         else:
             self._give_back()
+
+    def _on_receipt(self, outcome: e.Write) -> None:
+        if outcome is e.Write.UNKNOWN:
+            self._enter(State.FINISHING, timer_at=self.turn.now + self._retry_s(self.failures))
+        else:  # stored, or there already
+            self.leave(self.leaves_as, ack=True)
 
     def _on_not_stored(self) -> None:
         """The first doubt is settled at once; a broker that goes on not answering is given time."""
@@ -247,7 +257,7 @@ class Tenure(Actions):
         if record.boot == self.turn.boot:
             self._finish(record)
         else:
-            self.leave("ended elsewhere", ack=True)
+            self._settle_up(record, "ended elsewhere")
 
     def _proceed(self) -> None:
         """My claim is the last record: run on, or do what became due while that was unclear."""
@@ -262,42 +272,6 @@ class Tenure(Actions):
             self._takeover()
         else:
             self._enter(State.RUNNING)
-
-    # ---- other batchers ----------------------------------------------------------------------------
-
-    def on_owner_answered(self, event: e.OwnerAnswered) -> None:
-        if self.call != event.call:
-            self.turn.drop("owner_answer")
-        elif event.mine:
-            self.leave("owned elsewhere")
-        else:
-            self._owner_silent(event.answered)
-
-    def _owner_silent(self, answered: bool) -> None:
-        """`answered`: a living batcher let go of it. Otherwise it left, or may have died of this request."""
-        named, self.named = self.named, None
-        assert named is not None
-        if isinstance(named, Cancel):
-            self.why = end_of(named)
-            self._write_terminal()
-            return
-        self.worker_deaths = self.worker_deaths_claimed = named.worker_deaths
-        self.batcher_deaths = named.batcher_deaths + (not answered and not named.left)
-        if self.deaths >= self.turn.config.deaths_failed:
-            self._condemn()
-            self._write_terminal()
-        else:
-            self._claim()
-
-    def on_owner_asked(self, event: e.OwnerAsked, alive: bool) -> None:
-        mine = alive and self.state in OWNING and self.attempt == event.attempt
-        self.turn.out.append(e.AnswerOwner(event.reply, mine))
-        if mine:
-            self.token = event.token
-            if event.cancelled and self.state is not State.WRITING:
-                self._read(State.VERIFYING)
-        elif not alive:
-            self.leave("pipeline dead")
 
     # ---- gateways ----------------------------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 A priority asks for many while every higher one is known to be empty. Besides, it has turns, in which it asks
 for one: a request fetched at priority p counts 1/(q - p) at every lower priority q, and at `overtakes_max` it
-is q's turn, before which the higher ones wait until q is answered or known to be empty.
+is q's turn, before which the higher ones wait until q is answered or known to be empty. At the beginning
+(`begin`) each asks for one: to find out one after another that all above are empty took a request 100 ms.
 
 Starvation bound: while requests of priority q wait in the stream, one of them is fetched before any
 `overtakes_max` times (q - p) of priority p are, or a mixture that counts as much. What may come besides: one
-of each priority between whose turn it is too, and what polls under way had asked for when the turn came.
+of each priority between whose turn it is too, what polls under way had asked for when the turn came, and
+one of each at the beginning.
 """
 
 from math import lcm
@@ -23,13 +25,19 @@ class Turns:
         self._passed = [0] * num_priorities
         self._asked = [0] * num_priorities  # by the poll under way
         self._empty = [False] * num_priorities  # as far as is known
+        self._begins = [False] * num_priorities  # and has not asked yet
+
+    def begin(self) -> None:
+        """After a time without polls: what was known of the stream is old."""
+        self._begins = [True] * len(self._begins)
 
     def ask(self, priority: int, room: int) -> int:
         """For how many its next poll may ask, which is then under way; 0: it has to wait."""
         assert not self._asked[priority]
         count = self._many(priority, room) if all(self._empty[:priority]) else 0
-        if not count and self._is_due(priority) and room > 0:
+        if not count and (self._is_due(priority) or self._begins[priority]) and room > 0:
             count = 1
+        self._begins[priority] = self._begins[priority] and not count
         self._asked[priority] = count
         return count
 

@@ -44,6 +44,12 @@ def _cores(args: argparse.Namespace) -> None:
     cores.main()
 
 
+def _links(args: argparse.Namespace) -> None:
+    from bench import links
+
+    run(links.main(args.rounds))
+
+
 def _floor(args: argparse.Namespace) -> None:
     from bench import floor
 
@@ -78,16 +84,98 @@ def _stages(args: argparse.Namespace) -> None:
     stages.main(args.rounds)
 
 
+def _ranks(args: argparse.Namespace) -> None:
+    from bench import ranks
+
+    setting = ranks.Setting(model=args.model, rounds=args.rounds)
+    if args.workloads:
+        setting = replace(setting, workloads=tuple(args.workloads.split(",")))
+    if args.dtypes:
+        setting = replace(setting, dtypes=tuple(args.dtypes.split(",")))
+    run(ranks.main(setting))
+
+
 def _paging(args: argparse.Namespace) -> None:
     from bench import paging
 
     paging.main(paging.Setting())
 
 
+def _pressure(args: argparse.Namespace) -> None:
+    from bench import pressure
+
+    pressure.main()
+
+
+def _line(args: argparse.Namespace) -> None:
+    from bench import line
+
+    line.main()
+
+
+def _core_scale(args: argparse.Namespace) -> None:
+    from bench import core_scale
+
+    core_scale.main()
+
+
+def _pipeline(args: argparse.Namespace) -> None:
+    from bench import pipeline
+
+    pipeline.main()
+
+
+def _in_flight(args: argparse.Namespace) -> None:
+    from bench import in_flight
+
+    in_flight.main(args.model, args.rounds)
+
+
 def _chat(args: argparse.Namespace) -> None:
     from bench import chat
 
     chat.main(chat.Setting(model=args.model, rounds=args.rounds))
+
+
+def _autoscale(args: argparse.Namespace) -> None:
+    from bench import autoscale
+
+    run(autoscale.main((args.workloads or "fake,smollm2").split(",")))
+
+
+def _placement(args: argparse.Namespace) -> None:
+    from bench import placement
+
+    placement.main(placement.Setting())
+
+
+def _tiers(args: argparse.Namespace) -> None:
+    from bench import tiers
+
+    parts = (args.workloads or "links,whole").split(",")
+    run(tiers.main(tiers.Setting(model=args.model, rounds=args.rounds), parts))
+
+
+def _beside(args: argparse.Namespace) -> None:
+    from bench import beside
+
+    parts = (args.workloads or "prompt,batch").split(",")
+    run(beside.main(beside.Setting(model=args.model, rounds=args.rounds), parts))
+
+
+def _held(args: argparse.Namespace) -> None:
+    from bench import held
+
+    run(held.main(held.Setting(rounds=args.rounds)))
+
+
+def _single(args: argparse.Namespace) -> None:
+    from bench import single
+
+    setting = single.Setting(model=args.model, rounds=args.rounds)
+    if args.workloads:
+        setting = replace(setting, parts=tuple(args.workloads.split(",")))
+    run(single.main(setting))
 
 
 def _quality(args: argparse.Namespace) -> None:
@@ -100,6 +188,16 @@ def _gemm(args: argparse.Namespace) -> None:
     from bench import gemm
 
     gemm.main()
+
+
+def _delay(args: argparse.Namespace) -> None:
+    from bench import delay
+
+    setting = delay.Setting(rounds=args.rounds)
+    if args.workloads:
+        parts = {model: setting.parts[model] for model in args.workloads.split(",")}
+        setting = replace(setting, parts=parts)
+    delay.main(setting)
 
 
 def _device(args: argparse.Namespace) -> None:
@@ -121,13 +219,27 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "sim": _sim,
     "cores": _cores,
     "floor": _floor,
+    "links": _links,
     "peers": _peers,
     "services": _services,
     "stages": _stages,
+    "ranks": _ranks,
     "paging": _paging,
+    "pressure": _pressure,
+    "line": _line,
+    "core_scale": _core_scale,
+    "pipeline": _pipeline,
+    "in_flight": _in_flight,
     "chat": _chat,
+    "tiers": _tiers,
+    "placement": _placement,
+    "autoscale": _autoscale,
+    "beside": _beside,
+    "held": _held,
+    "single": _single,
     "quality": _quality,
     "gemm": _gemm,
+    "delay": _delay,
     "device": _device,
 }
 
@@ -140,7 +252,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="of the row device: cuda, cuda:N; cpu to try it out")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workloads", help="W1,W2,...; default: all of a row")
-    parser.add_argument("--dtypes", help="of the rows peers and device: bfloat16,float32,...")
+    parser.add_argument("--dtypes", help="of the rows peers, ranks and device: bfloat16,float32,...")
     parser.add_argument(
         "--contestants", help="of the row peers: shoal,vllm,...; the first is held against all"
     )

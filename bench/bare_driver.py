@@ -19,10 +19,10 @@ from chassis.messages.pipeline import (
     Hello,
     LinkKind,
     build_hello,
-    parse_result,
     parse_step,
 )
 from chassis.messages.registry import WorkerEntry
+from chassis.messages.step_result import parse_result
 from chassis.recorder import read_frames
 from chassis.rpc import Rpc
 from chassis.transport.interface import Link, LinkOptions, Transport

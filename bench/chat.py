@@ -61,7 +61,7 @@ async def measure(setting: Setting) -> Turns:
             run_dir=Path(folder),
             restart=False,
         )
-        async with Deployment(plan) as shoal, AsyncClient(shoal.address) as client:
+        async with Deployment(plan) as shoal, AsyncClient(shoal.address, retry=None) as client:
             vocab_size = (await client.models())[0].vocab_size
             seed = time.time_ns() & 0xFFFFFF
             for known in (True, False):

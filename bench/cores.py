@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from batcher import events as ev
 from batcher.account import Account
 from batcher.block_hash import namespace
@@ -29,7 +31,7 @@ from chassis.messages.chunk import (
     parse_chunk,
 )
 from chassis.messages.gateway import Delta, build_event
-from chassis.messages.pipeline import read_step
+from chassis.messages.pipeline import StageTiming, read_step
 from chassis.messages.registry import WorkerEntry
 from chassis.messages.request import Limits, Request, Sampling
 from chassis.trace import SpanRing
@@ -39,7 +41,9 @@ from gateway.streams import Streams
 from shard_worker.fake_model import EOS_ID, TOKEN_BYTES
 from shard_worker.inputs import MakeTables, TableLimits, portable_tables
 from shard_worker.native.library import native
+from shard_worker.native.stamps import native_stamps
 from shard_worker.native.tables import native_tables
+from shard_worker.stamps import MakeStamps, Stamps
 
 GATEWAY = GatewayId("gw")
 MODEL_DIGEST = "d"
@@ -94,6 +98,8 @@ class Pipe:
             case ev.Append():
                 self._seq += 1
                 return [ev.WriteDone(self.now, effect.request_id, effect.call, ev.Write.STORED, self._seq)]
+            case ev.WriteReceipt():
+                return [ev.WriteDone(self.now, effect.request_id, effect.call, ev.Write.STORED, 0)]
             case ev.AttachPool():
                 return [ev.PoolAttached(self.now, effect.call, 60_000, 0)]
             case ev.MatchBlocks():
@@ -118,12 +124,16 @@ class Pipe:
         rows = 0
         for plan in plans:
             rows += len(plan.rows)
-            header = step_header(plan, self.core.scheduler.slot_start, self.account.sent(plan, now_ns))
+            scheduler = self.core.scheduler
+            header = step_header(
+                plan, scheduler.slot_start, self.account.sent(plan, now_ns), digest_of=scheduler.digest
+            )
             if len(self.headers) < 4096:
                 self.headers.append(header)
             sampled = tuple(97 for row in plan.rows if row.samples)
-            self.account.returned(plan.epoch, plan.number, (), now_ns)
-            self._feed(ev.StepReturned(self.now, plan.epoch, plan.number, sampled))
+            timings = tuple(StageTiming(i, now_ns - 9_000_000, 10_000, 4_000_000, 1_000) for i in range(2))
+            self.account.returned(plan.epoch, plan.number, timings, now_ns)
+            self._feed(ev.StepReturned(self.now, plan.epoch, plan.number, sampled, timings=timings))
         self.outbox.flush(self.now, (GATEWAY,))
         return rows
 
@@ -132,7 +142,7 @@ def _request(i: int) -> Request:
     return Request(
         id=RequestId(f"r{i:04d}"), tenant="t", gateway=GATEWAY, model="fake",
         prompt_ids=tuple((i * 31 + j) % 200 for j in range(128)), seed=i, sampling=Sampling(1.0),
-        limits=Limits(max_tokens=60_000, ignore_eos=True),
+        limits=Limits(max_tokens=8_000, ignore_eos=True),
     )  # fmt: skip
 
 
@@ -162,16 +172,19 @@ def batcher_step(sequences: int) -> tuple[Sample, list[bytes]]:
     return Sample(tuple(values), "us"), pipe.headers
 
 
+_LIMITS = TableLimits(
+    slots_max=64,
+    block_size_tokens=16,
+    num_blocks=60_000,
+    context_len_max=1 << 16,
+    step_tokens_max=512,
+    vocab_size=512,
+    whole=True,
+)
+
+
 def worker_step(headers: list[bytes], make_tables: MakeTables) -> Sample:
-    limits = TableLimits(
-        slots_max=64,
-        block_size_tokens=16,
-        num_blocks=60_000,
-        context_len_max=1 << 16,
-        step_tokens_max=512,
-        vocab_size=512,
-    )
-    tables = make_tables(limits, True, 4)
+    tables = make_tables(_LIMITS, True, 4)
     parsed = iter(headers)
 
     def one() -> int:
@@ -184,6 +197,32 @@ def worker_step(headers: list[bytes], make_tables: MakeTables) -> Sample:
     for _ in range(60):
         one()
     return Sample(_time(one, 200, 3), "us")
+
+
+def worker_stamps(headers: list[bytes], make_stamps: MakeStamps) -> Sample:
+    """What it takes to stamp and prove a step that was computed."""
+    tables = portable_tables(_LIMITS, True, 4)
+    stamps = make_stamps(_LIMITS.num_blocks, _LIMITS.block_size_tokens, 1.0)
+    stamps.begin(Epoch(7), _LIMITS.slots_max)
+    packed = list(map(read_step, headers))
+    steps = iter([(step, tables.take(step)) for step in packed])
+    void = 0
+
+    def one() -> int:
+        nonlocal void
+        found = next(steps, None)
+        if found is None:
+            return 0
+        step, inputs = found
+        sampled = np.full(len(inputs.sample_rows), 97, np.uint32)
+        void += len(stamps.note(step, inputs.block_tables, sampled))
+        return 1
+
+    for _ in range(60):
+        one()
+    values = _time(one, 200, 3)
+    assert not void, "what was computed is not proven"
+    return Sample(values, "us")
 
 
 def gateway_chunk(streams: int = 16) -> Sample:
@@ -241,6 +280,12 @@ def main() -> None:
             ):
                 values[name] = worker_step(headers, make)
                 rows.append([f"worker, 16 sequences: parse and lay out{how}", str(values[name])])
+            for name, stamps, how in (
+                ("worker.stamps_us", native_stamps(library) if library else Stamps, ""),
+                ("worker.stamps_portable_us", Stamps, " without compiled code"),
+            ):
+                values[name] = worker_stamps(headers, stamps)
+                rows.append([f"worker, 16 sequences: stamp and prove{how}", str(values[name])])
     values["gateway.chunk_us"] = gateway_chunk()
     rows.append(["gateway, a stream and chunk, gRPC's write excluded", str(values["gateway.chunk_us"])])
     sys.stdout.write(table(rows) + "\n")

@@ -11,9 +11,10 @@ waste: they are anybody's.
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import NamedTuple
 
 from batcher import events as ev
 from batcher.block_hash import namespace
@@ -36,13 +37,18 @@ class Setting:
     context_len: int = 4096
     contiguous: int = 64  # sequences whose longest fit: this is the memory
     block_size_tokens: int = 16
+    sequences_max: int = 1024  # more than ever fit
+    step_tokens_max: int = 2048
+    waiting: int = WAITING
     warm_up_steps: int = 1500
     steps: int = 2500
     seeds: tuple[int, ...] = (1, 2, 3)
+    pool_tokens: int | None = None  # None: what `contiguous` says
 
     @property
     def num_blocks(self) -> int:
-        return self.contiguous * self.context_len // self.block_size_tokens
+        memory = self.pool_tokens or self.contiguous * self.context_len
+        return memory // self.block_size_tokens
 
 
 @dataclass(slots=True)
@@ -64,22 +70,34 @@ class Seen:
         return 1 - sum(self.stored_tokens) / sum(self.table_tokens)
 
 
-def draw_lengths(rng: random.Random, context_len: int) -> tuple[int, int]:
-    """Tokens of a prompt and of its answer."""
+class Lengths(NamedTuple):
+    """In tokens. An answer that is as long as it may be ends by that."""
+
+    prompt: int
+    output: int
+    output_max: int
+
+
+Draw = Callable[[random.Random], Lengths]
+
+
+def draw_chat(rng: random.Random, context_len: int = 4096) -> Lengths:
     while True:
         prompt = max(1, round(rng.lognormvariate(4.85, 1.2)))
         output = max(1, round(rng.lognormvariate(5.26, 0.9)))
         if prompt + output <= context_len:
-            return prompt, output
+            return Lengths(prompt, output, context_len - prompt)
 
 
 class Pipeline:
     """A scheduler over a ledger; stages that are done at once."""
 
-    def __init__(self, setting: Setting, seed: int) -> None:
+    def __init__(self, setting: Setting, seed: int, draw: Draw = draw_chat) -> None:
         self._setting = setting
+        self._draw = draw
         self._rng = random.Random(seed)
-        self._lengths: dict[RequestId, tuple[int, int]] = {}
+        self._lengths: dict[RequestId, Lengths] = {}
+        self._written: dict[RequestId, int] = {}  # tokens computed so far
         self._ref = PoolRef("g", Epoch(1), 1)
         self._arrived = 0
         self.now = 0.0
@@ -90,8 +108,8 @@ class Pipeline:
                 context_len_max=setting.context_len,
                 namespace=namespace("d", "", "paged"),
                 block_size_tokens=setting.block_size_tokens,
-                sequences_max=16 * setting.contiguous,
-                step_tokens_max=32 * setting.contiguous,
+                sequences_max=setting.sequences_max,
+                step_tokens_max=setting.step_tokens_max,
                 steps_in_flight_max=1,
             ),
             Stops(TOKEN_BYTES, (EOS_ID,)),
@@ -101,13 +119,17 @@ class Pipeline:
 
     def step(self) -> None:
         self.now += STEP_S
-        while self.scheduler.num_waiting < WAITING:
+        while self.scheduler.num_waiting < self._setting.waiting:
             self._arrive()
         plan = self.scheduler.plan(self.now)
         self._settle()
         if plan is None:
             return
         sampled = tuple(self._token(row) for row in plan.rows if row.samples)
+        for row in plan.rows:
+            first, end = self._written.get(row.request_id, 0), row.start + len(row.token_ids)
+            self.seen.recomputed += max(0, min(first, end) - row.start)
+            self._written[row.request_id] = max(first, end)
         self.seen.computed += sum(len(row.token_ids) for row in plan.rows)
         self.scheduler.returned(ev.StepReturned(self.now, plan.epoch, plan.number, sampled))
         self._settle()
@@ -123,19 +145,20 @@ class Pipeline:
 
     def _arrive(self) -> None:
         self._arrived += 1
-        prompt, output = draw_lengths(self._rng, self._setting.context_len)
+        lengths = self._draw(self._rng)
         request_id = RequestId(f"r{self._arrived}")
-        self._lengths[request_id] = (prompt, output)
+        self._lengths[request_id] = lengths
         request = Request(
             id=request_id, tenant="t", gateway=GatewayId("gw"), model="fake",
-            prompt_ids=tuple(self._rng.randrange(200) for _ in range(prompt)), seed=1,
-            sampling=Sampling(1.0), limits=Limits(max_tokens=self._setting.context_len - prompt),
+            prompt_ids=tuple(self._rng.randrange(200) for _ in range(lengths.prompt)), seed=1,
+            sampling=Sampling(1.0), limits=Limits(max_tokens=lengths.output_max),
         )  # fmt: skip
         self.scheduler.add_waiting(request, self.now, 0.0, None)
 
     def _token(self, row: ev.Row) -> int:
-        _, output = self._lengths[row.request_id]
-        return EOS_ID if row.output_index >= output - 1 else OUTPUT_ID
+        lengths = self._lengths[row.request_id]
+        over = row.output_index >= lengths.output - 1 and lengths.output < lengths.output_max
+        return EOS_ID if over else OUTPUT_ID
 
     def _settle(self) -> None:
         while True:
@@ -144,7 +167,7 @@ class Pipeline:
                 if isinstance(note, ev.Ended):
                     del self._lengths[note.request_id]
                     self.seen.preemptions += note.timings.preemptions
-                    self.seen.recomputed += note.timings.recomputed_tokens
+                    self._written.pop(note.request_id, None)
             if not taken.effects:
                 return
             for effect in taken.effects:
@@ -160,15 +183,14 @@ class Pipeline:
                 return ev.BlocksMatched(self.now, call, self.ledger.match(self._ref, chains))
             case ev.ExchangeBlocks(call=call):
                 commits = tuple(Commit(*commit) for commit in effect.commits)
-                exchange = Exchange(self._ref, commits, effect.releases, effect.lease)
+                exchange = Exchange(self._ref, commits, effect.releases, effect.lease, effect.keeps)
                 done = self.ledger.exchange(exchange)
                 return ev.BlocksExchanged(self.now, call, done.leased, done.free, done.cached)
 
 
-def contiguous_stored(lengths: Iterable[tuple[int, int]]) -> float:
+def contiguous_stored(lengths: Sequence[Lengths]) -> float:
     """Tokens that a sequence holds, on average over its steps: from its prompt to its end."""
-    lengths = list(lengths)
-    return sum(o * (p + o / 2) for p, o in lengths) / sum(o for _, o in lengths)
+    return sum(o * (p + o / 2) for p, o, _ in lengths) / sum(o for _, o, _ in lengths)
 
 
 def run(setting: Setting, seed: int) -> Seen:
@@ -182,7 +204,7 @@ def run(setting: Setting, seed: int) -> Seen:
     pipeline.scheduler.check()
     pipeline.ledger.check()
     rng = random.Random(seed)
-    lengths = [draw_lengths(rng, setting.context_len) for _ in range(20_000)]
+    lengths = [draw_chat(rng, setting.context_len) for _ in range(20_000)]
     pipeline.seen.contiguous_stored = contiguous_stored(lengths)
     return pipeline.seen
 

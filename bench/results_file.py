@@ -86,3 +86,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * w for w in widths))
     return "\n".join(lines)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of them lies; `share` from 0 to 1."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

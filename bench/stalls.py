@@ -29,7 +29,7 @@ FAKE_STEP_COST_US = "10000"
 async def _streams(shoal: Deployment, prompts: Sequence[Sequence[int]], victim: str | None) -> list[Seen]:
     start = time.perf_counter()
     seen = [Seen() for _ in prompts]
-    async with AsyncClient(shoal.address) as client, asyncio.TaskGroup() as group:
+    async with AsyncClient(shoal.address, retry=None) as client, asyncio.TaskGroup() as group:
         for s, prompt in zip(seen, prompts, strict=True):
             group.create_task(listen(client, prompt, LOAD.output_tokens, start, s))
         if victim is not None:
@@ -54,7 +54,7 @@ async def measure(model: str, stages: int, rounds: int = ROUNDS) -> tuple[dict[s
     with TemporaryDirectory() as folder, watch_others() as others:
         plan = Plan(model=model, stages=stages, run_dir=Path(folder), flags=flags, env=SERVICES_ENV)
         async with Deployment(plan) as shoal:
-            async with AsyncClient(shoal.address) as client:
+            async with AsyncClient(shoal.address, retry=None) as client:
                 vocab_size = (await client.models())[0].vocab_size
             for number in range(rounds):
                 prompts = draw_prompts(LOAD, number, vocab_size)

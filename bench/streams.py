@@ -48,7 +48,7 @@ class _Crowd:
     """Streams whose answers nobody waits for; leaving the block hangs up."""
 
     def __init__(self, address: str) -> None:
-        self._client = AsyncClient(address)
+        self._client = AsyncClient(address, retry=None)
         self._tasks: list[asyncio.Task[None]] = []
         self.seen: list[Seen] = []
 

@@ -69,7 +69,7 @@ async def _workers(bus: Bus) -> list[WorkerEntry]:
 
 
 async def _through_shoal(shoal: Deployment, setting: Setting, seed: int, into: Round) -> None:
-    async with AsyncClient(shoal.address) as client:
+    async with AsyncClient(shoal.address, retry=None) as client:
         vocab_size = (await client.models())[0].vocab_size
         await load.run(client, WARM_UP, seed, vocab_size)
         bus = await nats_bus.connect(shoal.nats_url, name="bench")

@@ -6,12 +6,14 @@ Implementations: `nats_bus` (production), `memory_bus` (one process, simulation)
 holds both to the same behaviour.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from chassis.errors import BusError
 from chassis.ids import AckToken
-from chassis.subjects import LAYOUT, StreamLayout
+from chassis.stream_layout import ConsumerLayout, StreamLayout
+from chassis.subjects import LAYOUT
 
 Headers = Mapping[str, str]
 
@@ -61,7 +63,16 @@ class Entry:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Of a durable consumer: messages that nobody was given yet, and that somebody was and has to settle."""
+
+    waiting: int
+    given: int
+
+
 Handler = Callable[[Message], None]
+Appending = Callable[[Appended | BusError], None]
 EntryHandler = Callable[[Entry], None]
 
 
@@ -81,6 +92,9 @@ class Bus(Protocol):
 
     async def ensure_consumers(self, model: str) -> None:
         """Creates a model's consumers of REQUESTS. Raises LayoutDrift."""
+
+    async def ensure_consumer(self, layout: ConsumerLayout) -> None:
+        """Creates any other durable consumer. Raises LayoutDrift."""
 
     # core messages
     def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
@@ -112,11 +126,28 @@ class Bus(Protocol):
         Raises WrongSequence, SubjectTaken, StreamFull, MessageTooLarge.
         """
 
+    def append_then(
+        self,
+        subject: str,
+        data: bytes,
+        done: Appending,
+        *,
+        expected_seq: int | None = None,
+        message_id: str | None = None,
+        headers: Headers | None = None,
+        timeout_s: float = 2.0,
+    ) -> None:
+        """`append` for who makes thousands: no task waits. `done` is told once, later, what came of it.
+        Raises BusUnavailable and MessageTooLarge: then it did not happen."""
+
     async def last(self, stream: str, subject: str, timeout_s: float = 2.0) -> Stored | None:
         """The newest message of a subject, from the stream's leader; None when there is none."""
 
     async def fetch(self, stream: str, consumer: str, count_max: int, wait_s: float) -> Sequence[Delivery]:
         """Up to `count_max` deliveries of a durable consumer; empty after `wait_s` without any."""
+
+    async def lag(self, stream: str, consumer: str) -> Lag:
+        """Raises BusUnavailable where there is no such consumer."""
 
     def ack(self, token: AckToken) -> None:
         """Settles a delivery for good. Lossy, like `progress` and `nak`."""
@@ -129,6 +160,16 @@ class Bus(Protocol):
 
     async def read(self, stream: str, subject: str, start_seq: int, count_max: int) -> Sequence[Stored]:
         """Stored messages of a subject (wildcards allowed) from a sequence on; for tools only."""
+
+    def scan(self, stream: str, subject: str, since_ns: int = 0) -> AsyncGenerator[Stored, None]:
+        """What is there of a subject (wildcards allowed), stored at `since_ns` or later; for tools only. It
+        reads many at once."""
+
+    async def stored_bytes(self, stream: str) -> int:
+        """What a stream holds, as its bound counts. Raises BusUnavailable where there is none."""
+
+    async def purge(self, stream: str, subject: str, timeout_s: float = 2.0) -> None:
+        """Forgets all messages of a subject."""
 
     # registry (one bucket, keys with dots, entries expire `REGISTRY_TTL_S` after their last write)
     async def entry(self, key: str) -> Entry | None: ...

@@ -1,8 +1,9 @@
 """One frozen dataclass per service holds all that can be set; this file fills it.
 
 Rules: defaults < TOML `[section]` < environment `SHOAL_<SECTION>_<FIELD>` < flags `--field-name VALUE`; an
-unknown key is an error that names it; every value has the type its field declares. Nothing else in Shoal
-reads the environment or a configuration file.
+unknown key is an error that names it; every value has the type its field declares. A field that is a mapping
+or a dataclass is a TOML table, as text an inline one: `{ acme = 3.0 }`. Nothing else in Shoal reads the
+environment or a configuration file.
 """
 
 import dataclasses
@@ -34,9 +35,11 @@ def load(
     path: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> C:
-    """Fills the dataclass `cls` from its four sources. `flags` are command line words. Raises ConfigError."""
-    values: dict[str, Any] = {}
+    """Fills the dataclass `cls` from its four sources. `flags` are command line words, `defaults` go before
+    the class's own. Raises ConfigError."""
+    values: dict[str, Any] = dict(defaults or {})
     types_by_name = _types(cls)
     for key, value in _from_file(section, path).items():
         _known(key, types_by_name, f"[{section}] in {path}")
@@ -82,6 +85,11 @@ def split_flags(cls: type[Any], flags: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
+def from_value(value: Any, kind: Any, where: str) -> Any:
+    """What a TOML or JSON value is as a field of type `kind`. Raises ConfigError, naming `where`."""
+    return _from_toml(value, kind, where)
+
+
 def fields_of(cls: type[Any]) -> frozenset[str]:
     """The names that can be set."""
     return frozenset(_types(cls))
@@ -97,13 +105,22 @@ def effective(config: Any) -> dict[str, Any]:
             shown[field.name] = "***" if value else ""
         elif isinstance(value, str):
             shown[field.name] = without_user(value)
-        elif isinstance(value, Enum):
-            shown[field.name] = value.value
-        elif isinstance(value, Path):
-            shown[field.name] = str(value)
         else:
-            shown[field.name] = value
+            shown[field.name] = _plain(value)
     return shown
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can say it."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if dataclasses.is_dataclass(value):
+        return effective(value)
+    return value
 
 
 def without_user(address: str) -> str:
@@ -157,6 +174,12 @@ def _from_text(text: str, kind: Any, where: str) -> Any:
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
         return tuple(_from_text(part.strip(), inner, where) for part in text.split(",") if part.strip())
+    if typing.get_origin(kind) is Mapping or dataclasses.is_dataclass(kind):
+        try:
+            value = tomllib.loads(f"x = {text}")["x"]
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{where}: {text!r} is not an inline table: {error}") from None
+        return _from_toml(value, kind, where)
     if kind is bool:
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
@@ -171,6 +194,10 @@ def _from_toml(value: Any, kind: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise ConfigError(f"{where}: {value!r} is not a list")
         return tuple(_from_toml(part, inner, where) for part in value)
+    if typing.get_origin(kind) is Mapping or dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: {value!r} is not a table")
+        return _from_table(value, kind, where)
     if kind is float and type(value) is int:
         return float(value)
     if kind in (int, float, bool, str):
@@ -178,6 +205,23 @@ def _from_toml(value: Any, kind: Any, where: str) -> Any:
             raise ConfigError(f"{where}: {value!r} is not a {kind.__name__}")
         return value
     return _convert(value, kind, where)
+
+
+def _from_table(table: Mapping[str, Any], kind: Any, where: str) -> Any:
+    if not dataclasses.is_dataclass(kind):
+        name, inner = typing.get_args(kind)
+        return {
+            _convert(key, name, where): _from_toml(value, inner, f"{where}: {key}")
+            for key, value in table.items()
+        }
+    types_by_name = _types(kind)  # type: ignore[arg-type]
+    for key in table:
+        _known(key, types_by_name, where)
+    values = {k: _from_toml(value, types_by_name[k], f"{where}: {k}") for k, value in table.items()}
+    try:
+        return kind(**values)  # type: ignore[operator]
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:

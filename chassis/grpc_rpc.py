@@ -9,6 +9,8 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # the library's chatter is no JSON; read when it is loaded
@@ -22,10 +24,11 @@ from chassis.messages import BadMessage, parse
 from chassis.rpc import MESSAGE_BYTES_MAX, UNAVAILABLE_CODES, Handlers, Method, Rep, Req
 
 CHANNELS_MAX = 64
+RPC_NAME = "service.shoal.internal"
 CONCURRENT_CALLS_MAX = 1024  # in one server's handlers; more are refused with RESOURCE_EXHAUSTED
 
 
-def _message_options(bytes_max: int) -> list[tuple[str, int]]:
+def _message_options(bytes_max: int) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_send_message_length", bytes_max),
         ("grpc.max_receive_message_length", bytes_max),
@@ -54,6 +57,23 @@ SERVER_OPTIONS = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class RpcTls:
+    """PEM bytes of one authority's certificate and of ours, for both sides of a call: each proves itself.
+
+    Addresses change and the registry is not trusted with names: certificates are of `RPC_NAME`, wherever they
+    are used."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "RpcTls":
+        """Raises OSError."""
+        return cls(*((folder / name).read_bytes() for name in ("ca.pem", "service.pem", "service.key")))
+
+
 class GrpcServer:
     def __init__(self, server: grpc.aio.Server, address: str) -> None:
         self._server = server
@@ -70,8 +90,9 @@ class GrpcServer:
 class GrpcRpc:
     """An `Rpc` of the running loop."""
 
-    def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+    def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX, tls: RpcTls | None = None) -> None:
         self._message_bytes_max = message_bytes_max
+        self._tls = tls
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._calls_of: dict[grpc.aio.Channel, int] = {}  # open calls; a busy channel is not closed
         self._servers: list[GrpcServer] = []
@@ -94,7 +115,7 @@ class GrpcRpc:
         for service, methods in services.items():
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
         try:
-            port = server.add_insecure_port(address)
+            port = self._add_port(server, address)
         except RuntimeError as error:
             await server.stop(None)
             raise OSError(f"cannot listen on {address}: {error}") from None
@@ -133,11 +154,25 @@ class GrpcRpc:
     def _channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(
-                address, options=[*CHANNEL_OPTIONS, *_message_options(self._message_bytes_max)]
-            )
+            channel = self._channels[address] = self._dial(address)
         self._channels.move_to_end(address)
         return channel
+
+    def _dial(self, address: str) -> grpc.aio.Channel:
+        options = [*CHANNEL_OPTIONS, *_message_options(self._message_bytes_max)]
+        if (tls := self._tls) is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+        options.append(("grpc.ssl_target_name_override", RPC_NAME))
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        if (tls := self._tls) is None:
+            return int(server.add_insecure_port(address))
+        credentials = grpc.ssl_server_credentials(
+            [(tls.key, tls.certificate)], tls.ca, require_client_auth=True
+        )
+        return int(server.add_secure_port(address, credentials))
 
     async def _close_idle(self) -> None:
         if len(self._channels) <= CHANNELS_MAX:

@@ -2,7 +2,8 @@
 
 Rules: anybody on the loop may put; one task drains; a full inbox refuses (the caller decides what that
 means) and counts. A drain always lets the loop turn once, so that a busy inbox starves nobody and what
-arrived together is seen together.
+arrived together is seen together. Who asks for calm is given more at once: until then only what is urgent
+ends its wait.
 """
 
 import asyncio
@@ -26,6 +27,8 @@ class Inbox(Generic[T]):
         self._until: float | None = None  # the drain that waits wants to be woken then
         self._timer: asyncio.TimerHandle | None = None  # left alone by those who wait longer, as most do
         self._timer_at = 0.0
+        self._calm_until = 0.0  # of the drain that waits
+        self._urgent = False  # something of what is here
 
     def __len__(self) -> int:
         return len(self._items)
@@ -35,13 +38,18 @@ class Inbox(Generic[T]):
         if not self.offer(item):
             raise InboxFull
 
-    def offer(self, item: T) -> bool:
-        """False when full: the item is not taken."""
+    def offer(self, item: T, urgent: bool = True) -> bool:
+        """False when full: the item is not taken. `urgent`: no calm keeps it."""
         if len(self._items) >= self.len_max:
             self.refused += 1
             return False
         self._items.append(item)
-        self.wake()
+        self._urgent = self._urgent or urgent
+        if self._waiter is not None and not self._waiter.done():
+            if urgent or not self._calm_until:
+                self._waiter.set_result(None)
+            else:
+                self._wait_until(asyncio.get_running_loop(), self._calm_until)
         return True
 
     def wake(self) -> None:
@@ -49,26 +57,38 @@ class Inbox(Generic[T]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def drain(self, until: float | None = None) -> list[T]:
-        """All items, in order; waits for the first one or for the loop's clock to reach `until`.
+    async def drain(self, until: float | None = None, calm_until: float = 0.0) -> list[T]:
+        """All items, in order; waits for the first one or for the loop's clock to reach `until`. With items
+        that are not urgent it waits until `calm_until`, so that more come along.
 
         Empty only at `until` or after `wake`. A cancelled drain loses nothing.
         """
         assert self._waiter is None, "one task drains an inbox"
         loop = asyncio.get_running_loop()
-        if self._items or (until is not None and until <= loop.time()):
+        now = loop.time()
+        calm = calm_until > now and not self._urgent
+        if (self._items and not calm) or (until is not None and until <= now):
             await asyncio.sleep(0)
         else:
-            waiter, self._until = loop.create_future(), until
-            self._waiter = waiter
-            if until is not None and (self._timer is None or until < self._timer_at):
-                self._arm(loop, until)
+            waiter = self._waiter = loop.create_future()
+            self._calm_until = calm_until if calm else 0.0
+            if until is not None:
+                self._wait_until(loop, until)
+            if self._items:
+                self._wait_until(loop, calm_until)
             try:
                 await waiter
             finally:
                 self._waiter = self._until = None
-        items, self._items = self._items, []
+        items, self._items, self._urgent = self._items, [], False
         return items
+
+    def _wait_until(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        """At the latest."""
+        if self._until is None or at < self._until:
+            self._until = at
+            if self._timer is None or at < self._timer_at:
+                self._arm(loop, at)
 
     def _arm(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
         if self._timer is not None:

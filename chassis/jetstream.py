@@ -9,12 +9,12 @@ import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from chassis.bus import Appended, Headers, Stored
+from chassis.bus import Appended, Headers, Lag, Stored
 from chassis.errors import (
     BusError,
     BusUnavailable,
@@ -24,7 +24,7 @@ from chassis.errors import (
     WrongSequence,
 )
 from chassis.ids import AckToken
-from chassis.subjects import ConsumerLayout, StreamLayout
+from chassis.stream_layout import ConsumerLayout, StreamLayout
 
 API = "$JS.API"
 MESSAGE_ID = "Nats-Msg-Id"
@@ -140,6 +140,25 @@ def watch_config(name: str, subject_filter: str, deliver_to: str, heartbeat_s: f
     }
 
 
+def scan_config(name: str, subject_filter: str, since_ns: int) -> dict[str, Any]:
+    """Of a short-lived consumer that is asked for what is there, from a time on."""
+    config: dict[str, Any] = {
+        "name": name,
+        "filter_subject": subject_filter,
+        "deliver_policy": "all",
+        "ack_policy": "none",
+        "replay_policy": "instant",
+        "inactive_threshold": _ns(30.0),
+        "mem_storage": True,
+        "num_replicas": 1,
+    }
+    if since_ns > 0:
+        seconds, ns = divmod(since_ns, 1_000_000_000)
+        at = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        config |= {"deliver_policy": "by_start_time", "opt_start_time": f"{at}.{ns:09d}Z"}
+    return config
+
+
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Fields in which a configuration is not as wanted; a field left out is false, zero or empty."""
     return [
@@ -190,6 +209,23 @@ def parse_stored(subject: str, data: bytes) -> Stored | None:
         )
     except (KeyError, TypeError, ValueError, binascii.Error):
         raise BusUnavailable(f"{subject}: the broker's answer is no message") from None
+
+
+def parse_lag(answer: Mapping[str, Any]) -> Lag:
+    """Of `$JS.API.CONSUMER.INFO`. Raises BusUnavailable."""
+    waiting, given = answer.get("num_pending"), answer.get("num_ack_pending")
+    if not isinstance(waiting, int) or not isinstance(given, int):
+        raise BusUnavailable("the broker's answer is no consumer")
+    return Lag(waiting, given)
+
+
+def parse_bytes(stream: str, answer: Mapping[str, Any]) -> int:
+    """Of `$JS.API.STREAM.INFO`. Raises BusUnavailable."""
+    state = answer.get("state")
+    found = state.get("bytes") if isinstance(state, dict) else None
+    if not isinstance(found, int):
+        raise BusUnavailable(f"{stream}: the broker's answer has no size")
+    return found
 
 
 def parse_headers(block: bytes) -> Headers:

@@ -5,17 +5,19 @@ may have lost its store: what was ensured once is ensured again after every reco
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from chassis import jetstream as js
 from chassis import log
 from chassis.bus import (
     Appended,
+    Appending,
     Delivery,
     Entry,
     EntryHandler,
     Handler,
     Headers,
+    Lag,
     Message,
     Stored,
     Subscription,
@@ -25,8 +27,10 @@ from chassis.ids import AckToken
 from chassis.jetstream_client import CALL_TIMEOUT_S, JetStream, Wire
 from chassis.jetstream_objects import Objects
 from chassis.jetstream_pull import Pulls
+from chassis.jetstream_scan import scan
 from chassis.jetstream_watch import Watches
-from chassis.subjects import LAYOUT, StreamLayout, consumers
+from chassis.stream_layout import ConsumerLayout, StreamLayout
+from chassis.subjects import LAYOUT, consumers
 
 ENSURE_RETRY_S = 1.0
 
@@ -42,6 +46,7 @@ class JetStreamBus:
         self._objects = Objects(wire, self._jetstream)
         self._streams: dict[str, StreamLayout] = {}  # what was ensured
         self._models: dict[str, None] = {}  # whose consumers were
+        self._consumers: dict[str, ConsumerLayout] = {}  # others that were, by name
         self._reconnected = asyncio.Event()
 
     def on_connected(self) -> None:
@@ -57,6 +62,7 @@ class JetStreamBus:
                 await self._jetstream.ensure_streams(tuple(self._streams.values()))
                 for model in tuple(self._models):
                     await self._jetstream.ensure_consumers(consumers(model))
+                await self._jetstream.ensure_consumers(tuple(self._consumers.values()))
             except LayoutDrift as error:
                 log.error("the broker's layout has changed", error=str(error))
             except BusError as error:
@@ -71,6 +77,10 @@ class JetStreamBus:
     async def ensure_consumers(self, model: str) -> None:
         await self._jetstream.ensure_consumers(consumers(model))
         self._models[model] = None
+
+    async def ensure_consumer(self, layout: ConsumerLayout) -> None:
+        await self._jetstream.ensure_consumers((layout,))
+        self._consumers[layout.name] = layout
 
     def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
         self._wire.send(subject, data, "", headers)
@@ -97,11 +107,27 @@ class JetStreamBus:
     ) -> Appended:
         return await self._jetstream.append(subject, data, expected_seq, message_id, headers, timeout_s)
 
+    def append_then(
+        self,
+        subject: str,
+        data: bytes,
+        done: Appending,
+        *,
+        expected_seq: int | None = None,
+        message_id: str | None = None,
+        headers: Headers | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        self._jetstream.append_then(subject, data, done, expected_seq, message_id, headers, timeout_s)
+
     async def last(self, stream: str, subject: str, timeout_s: float = CALL_TIMEOUT_S) -> Stored | None:
         return await self._jetstream.last(stream, subject, timeout_s)
 
     async def fetch(self, stream: str, consumer: str, count_max: int, wait_s: float) -> Sequence[Delivery]:
         return await self._pulls.fetch(stream, consumer, count_max, wait_s)
+
+    async def lag(self, stream: str, consumer: str) -> Lag:
+        return await self._jetstream.lag(stream, consumer)
 
     def ack(self, token: AckToken) -> None:
         self._wire.send(token, js.ACK)
@@ -115,6 +141,15 @@ class JetStreamBus:
 
     async def read(self, stream: str, subject: str, start_seq: int, count_max: int) -> Sequence[Stored]:
         return await self._jetstream.read(stream, subject, start_seq, count_max)
+
+    def scan(self, stream: str, subject: str, since_ns: int = 0) -> AsyncGenerator[Stored, None]:
+        return scan(self._wire, self._jetstream, stream, subject, since_ns)
+
+    async def stored_bytes(self, stream: str) -> int:
+        return await self._jetstream.stored_bytes(stream)
+
+    async def purge(self, stream: str, subject: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        await self._jetstream.purge(stream, subject, timeout_s)
 
     async def entry(self, key: str) -> Entry | None:
         return await self._jetstream.entry(key)

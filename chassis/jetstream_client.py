@@ -8,16 +8,21 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from chassis import jetstream as js
-from chassis.bus import Appended, Entry, Handler, Headers, Message, Stored, Subscription
-from chassis.errors import BusError, BusUnavailable, LayoutDrift, NoResponders, WrongSequence
-from chassis.subjects import (
-    REGISTRY,
-    ConsumerLayout,
-    StreamLayout,
-    registry_filter,
-    registry_key,
-    registry_subject,
+from chassis.answers import Done
+from chassis.bus import (
+    Appended,
+    Appending,
+    Entry,
+    Handler,
+    Headers,
+    Lag,
+    Message,
+    Stored,
+    Subscription,
 )
+from chassis.errors import BusError, BusUnavailable, LayoutDrift, NoResponders, WrongSequence
+from chassis.stream_layout import ConsumerLayout, StreamLayout
+from chassis.subjects import REGISTRY, registry_filter, registry_key, registry_subject
 
 CALL_TIMEOUT_S = 2.0
 ENSURE_TIMEOUT_S = 10.0
@@ -40,6 +45,10 @@ class Wire(Protocol):
         self, subject: str, data: bytes, timeout_s: float, headers: Headers | None = None
     ) -> Message:
         """Raises NoResponders, BusTimeout, BusUnavailable."""
+
+    def ask(self, subject: str, data: bytes, timeout_s: float, headers: Headers | None, done: Done) -> None:
+        """`call` without a task: `done` has the answer, or what `call` raises, once and later. Raises
+        BusUnavailable and MessageTooLarge, and is not done then."""
 
     def new_inbox(self) -> str: ...
 
@@ -120,6 +129,22 @@ class JetStream:
         reply = await self._call(subject, data, timeout_s, all_headers or None)
         return js.parse_append(subject, reply.data)
 
+    def append_then(
+        self,
+        subject: str,
+        data: bytes,
+        done: Appending,
+        expected_seq: int | None = None,
+        message_id: str | None = None,
+        headers: Headers | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        def answered(reply: Message | BusError) -> None:
+            done(_appended(subject, reply))
+
+        all_headers = js.append_headers(headers, expected_seq, message_id)
+        self._wire.ask(subject, data, timeout_s, all_headers or None, answered)
+
     async def get(
         self, stream: str, request: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S
     ) -> Stored | None:
@@ -140,6 +165,23 @@ class JetStream:
             found.append(stored)
             seq = stored.seq + 1
         return found
+
+    async def stored_bytes(self, stream: str) -> int:
+        answer = await self.api(f"STREAM.INFO.{stream}", {})
+        if isinstance(answer, js.Refused):
+            raise js.refusal(stream, answer)
+        return js.parse_bytes(stream, answer)
+
+    async def purge(self, stream: str, subject: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        answer = await self.api(f"STREAM.PURGE.{stream}", {"filter": subject}, timeout_s)
+        if isinstance(answer, js.Refused):
+            raise js.refusal(subject, answer)
+
+    async def lag(self, stream: str, consumer: str) -> Lag:
+        answer = await self.api(f"CONSUMER.INFO.{stream}.{consumer}", {})
+        if isinstance(answer, js.Refused):
+            raise js.refusal(f"{stream} {consumer}", answer)
+        return js.parse_lag(answer)
 
     # registry
 
@@ -172,6 +214,19 @@ class JetStream:
             if entry.value is not None and entry.key.startswith(prefix):
                 found[entry.key] = entry
         return list(found.values())
+
+
+def _appended(subject: str, reply: Message | BusError) -> Appended | BusError:
+    match reply:
+        case NoResponders():
+            return BusUnavailable(f"{subject}: no stream, or no leader")
+        case BusError():
+            return reply
+        case _:
+            try:
+                return js.parse_append(subject, reply.data)
+            except BusError as error:
+                return error
 
 
 def as_entry(stored: Stored) -> Entry:

@@ -13,7 +13,7 @@ from chassis.bus import Delivery, Message, Stored, Subscription
 from chassis.errors import BusUnavailable
 from chassis.ids import AckToken
 from chassis.jetstream_client import Wire
-from chassis.subjects import ACK_WAIT_S
+from chassis.stream_layout import ACK_WAIT_S
 
 GRACE_S = 0.25  # beyond the time the broker was told, for its answer to travel
 RETRY_S = 0.02

@@ -1,30 +1,25 @@
 """A message broker in memory, for the one-process deployment and the simulation.
 
 Rules: one event loop, no threads, no chance of its own: the same calls at the same times do the same.
-Nothing is delivered inside the call that caused it. Faults come from `Habits` and from `stop`, `start`,
-`restart`, `cut`, `heal` and `redeliver`.
+Nothing is delivered inside the call that caused it, and handlers run in the context of who subscribed, so
+that they log as their own service. What is stored stays within the layout's bounds. Faults come from `Habits`
+and from `stop`, `start`, `restart`, `cut`, `heal` and `redeliver`.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, fields
 
 from chassis.agenda import Act, Agenda
-from chassis.bus import Appended, Entry, Handler, Headers, Message, Stored
-from chassis.errors import BusError, BusUnavailable, LayoutDrift
+from chassis.bus import Appended, Entry, Handler, Headers, Lag, Message, Stored
+from chassis.errors import BusError, BusUnavailable, LayoutDrift, StreamFull
 from chassis.habits import Habits
 from chassis.memory_deliveries import Deliveries, Link
 from chassis.memory_streams import MemoryConsumer, MemoryStream
-from chassis.subjects import (
-    LAYOUT,
-    REGISTRY,
-    ConsumerLayout,
-    StreamLayout,
-    matches,
-    registry_key,
-    registry_subject,
-)
+from chassis.stream_layout import ConsumerLayout, StreamLayout
+from chassis.subjects import CARDS, LAYOUT, REGISTRY, matches, registry_key, registry_subject
 
 MESSAGE_LEN_MAX = 1 << 20
 HELD_LEN_MAX = 1 << 16  # of a handle, while it can't reach the broker
@@ -36,6 +31,7 @@ class CoreSubscription:
     link: Link
     subject: str
     handler: Handler
+    context: Context = field(default_factory=copy_context)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +40,7 @@ class Watch:
     prefix: str
     handler: Callable[[Entry], None]
     due_s: float = 0.0
+    context: Context = field(default_factory=copy_context)
 
 
 class MemoryBroker:
@@ -272,6 +269,16 @@ class MemoryBroker:
     def read(self, stream: str, subject: str, start_seq: int, count_max: int) -> list[Stored]:
         return self.stream(stream).read(subject, start_seq, count_max, self.now_s)
 
+    def lag(self, stream: str, consumer: str) -> Lag:
+        """Raises BusUnavailable."""
+        found = self.stream(stream).consumers.get(consumer)
+        if found is None:
+            raise BusUnavailable(f"no consumer {consumer} of {stream}")
+        return found.lag
+
+    def purge(self, stream: str, subject: str) -> None:
+        self.stream(stream).purge(subject)
+
     # registry
 
     def put_entry(self, key: str, value: bytes | None, revision: int | None) -> int:
@@ -290,7 +297,7 @@ class MemoryBroker:
     def _tell(self, watch: Watch, entry: Entry) -> None:
         delay_s = self.habits.watch_delay_s(watch.link.name, entry.key)
         watch.due_s = max(watch.due_s, self.now_s + delay_s)
-        self.answer(watch.link, watch.due_s - self.now_s, lambda: watch.handler(entry))
+        self.answer(watch.link, watch.due_s - self.now_s, lambda: watch.context.run(watch.handler, entry))
 
     def entry(self, sender: str, key: str) -> Entry | None:
         subject = registry_subject(key)
@@ -315,6 +322,17 @@ class MemoryBroker:
         if watch in self._watches:
             self._watches.remove(watch)
 
+    # objects
+
+    def put_object(self, name: str, data: bytes) -> None:
+        """Raises StreamFull."""
+        cards = self.streams.get(CARDS)
+        bytes_max = cards.layout.bytes_max if cards is not None else 0
+        others = sum(len(other) for key, other in self.objects.items() if key != name)
+        if 0 < bytes_max < others + len(data):
+            raise StreamFull(f"{CARDS}: {name} of {len(data)} bytes")
+        self.objects[name] = data
+
     @property
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -332,7 +350,7 @@ def _entry(stored: Stored) -> Entry:
 def _delivery(broker: MemoryBroker, subscription: CoreSubscription, message: Message) -> Act:
     def deliver() -> None:
         if broker.is_subscribed(subscription):
-            subscription.handler(message)
+            subscription.context.run(subscription.handler, message)
 
     return deliver
 

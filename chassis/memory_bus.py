@@ -5,22 +5,25 @@ A handle stands for a process: `kill` takes it away as a SIGKILL would, `close` 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Any
 
 from chassis.agenda import Act
 from chassis.bus import (
     Appended,
+    Appending,
     Delivery,
     Entry,
     EntryHandler,
     Handler,
     Headers,
+    Lag,
     Message,
     Stored,
     Subscription,
 )
-from chassis.errors import BusError, BusTimeout, BusUnavailable, MessageTooLarge, NoResponders
+from chassis.errors import BusError, BusUnavailable, MessageTooLarge, NoResponders
 from chassis.habits import Habits, Settle
 from chassis.ids import AckToken
 from chassis.memory_broker import (
@@ -29,17 +32,16 @@ from chassis.memory_broker import (
     MemoryBroker,
     Watch,
 )
+from chassis.memory_calls import CALL_TIMEOUT_S, Calls, resolve
 from chassis.memory_deliveries import Waiter
 from chassis.registry_view import RegistryView
-from chassis.subjects import LAYOUT, StreamLayout, consumers
+from chassis.stream_layout import ConsumerLayout, StreamLayout
+from chassis.subjects import LAYOUT, consumers
 
 __all__ = ["Habits", "MemoryBroker", "MemoryBus"]
 
-CALL_TIMEOUT_S = 2.0
 FETCH_GRACE_S = 0.25  # beyond `wait_s`, for an answer that is under way
 UNSENT_LEN_MAX = 65536  # messages kept while disconnected
-
-T = TypeVar("T")
 
 
 class MemoryBus:
@@ -50,7 +52,7 @@ class MemoryBus:
         self.dropped = 0  # messages above the bound while disconnected
         self._broker = broker
         self._link = broker.connect(name, self._on_lost, self._on_connected)
-        self._pending: dict[int, asyncio.Future[Any]] = {}  # calls under way
+        self._calls = Calls(broker, self._link, name)
         self._fetches: dict[int, asyncio.Future[list[Delivery] | None]] = {}
         self._strays: dict[tuple[str, str], deque[Delivery]] = {}
         self._watches: list[RegistryView] = []
@@ -63,14 +65,17 @@ class MemoryBus:
         return self._link.connected
 
     async def ensure_streams(self, layout: Sequence[StreamLayout] = LAYOUT) -> None:
-        await self._call("ensure", "", lambda: self._broker.ensure_streams(layout))
+        await self._calls.call("ensure", "", lambda: self._broker.ensure_streams(layout))
 
     async def ensure_consumers(self, model: str) -> None:
         def ensure() -> None:
             for wanted in consumers(model):
                 self._broker.ensure_consumer(wanted)
 
-        await self._call("ensure", model, ensure)
+        await self._calls.call("ensure", model, ensure)
+
+    async def ensure_consumer(self, layout: ConsumerLayout) -> None:
+        await self._calls.call("ensure", layout.name, lambda: self._broker.ensure_consumer(layout))
 
     # core messages
 
@@ -86,23 +91,23 @@ class MemoryBus:
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> Message:
         _check_size(data, None)
-        self._require()
+        self._calls.require()
         self._serial += 1
         inbox = f"_INBOX.{self.name}.{self._serial}"
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        subscription = CoreSubscription(self._link, inbox, lambda message: _resolve(answer, message))
+        subscription = CoreSubscription(self._link, inbox, lambda message: resolve(answer, message))
 
         def ask() -> None:
             if self._broker.has_listener(subject):
                 self._broker.publish(self.name, Message(subject, data, inbox, {}))
             else:
                 refusal = NoResponders(subject)
-                self._broker.answer(self._link, 0.0, lambda: _resolve(answer, refusal))
+                self._broker.answer(self._link, 0.0, lambda: resolve(answer, refusal))
 
         self._broker.subscribe(subscription)
         self._broker.send(self._link, 0.0, ask)
         try:
-            reply = await self._answered(answer, timeout_s, subject)
+            reply = await self._calls.answered(answer, timeout_s, subject)
         finally:
             self._broker.unsubscribe(subscription)
         assert isinstance(reply, Message)
@@ -114,7 +119,7 @@ class MemoryBus:
 
     async def subscribe(self, subject: str, handler: Handler, pending_len_max: int = 65536) -> Subscription:
         subscription = CoreSubscription(self._link, subject, handler)
-        await self._call("subscribe", subject, lambda: self._broker.subscribe(subscription))
+        await self._calls.call("subscribe", subject, lambda: self._broker.subscribe(subscription))
         return _Closing(lambda: self._broker.unsubscribe(subscription))
 
     # streams
@@ -130,21 +135,45 @@ class MemoryBus:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Appended:
         _check_size(data, headers)
+        stored = self.name, subject, data, headers or {}, expected_seq, message_id
+        append = partial(self._broker.append, *stored)
+        return await self._calls.call("append", subject, append, timeout_s)
 
-        def append() -> Appended:
-            return self._broker.append(self.name, subject, data, headers or {}, expected_seq, message_id)
-
-        return await self._call("append", subject, append, timeout_s)
+    def append_then(
+        self,
+        subject: str,
+        data: bytes,
+        done: Appending,
+        *,
+        expected_seq: int | None = None,
+        message_id: str | None = None,
+        headers: Headers | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        _check_size(data, headers)
+        stored = self.name, subject, data, headers or {}, expected_seq, message_id
+        self._calls.then("append", subject, partial(self._broker.append, *stored), timeout_s, done)
 
     async def last(self, stream: str, subject: str, timeout_s: float = CALL_TIMEOUT_S) -> Stored | None:
-        return await self._call(
+        return await self._calls.call(
             "last", subject, lambda: self._broker.last(self.name, stream, subject), timeout_s
         )
 
     async def read(self, stream: str, subject: str, start_seq: int, count_max: int) -> Sequence[Stored]:
-        return await self._call(
+        return await self._calls.call(
             "read", subject, lambda: self._broker.read(stream, subject, start_seq, count_max)
         )
+
+    async def scan(self, stream: str, subject: str, since_ns: int = 0) -> AsyncGenerator[Stored, None]:
+        for stored in await self.read(stream, subject, 1, 1 << 62):
+            if stored.stored_at_ns >= since_ns:
+                yield stored
+
+    async def stored_bytes(self, stream: str) -> int:
+        return await self._calls.call("info", stream, lambda: self._broker.stream(stream).num_bytes)
+
+    async def purge(self, stream: str, subject: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        await self._calls.call("purge", subject, lambda: self._broker.purge(stream, subject), timeout_s)
 
     async def fetch(self, stream: str, consumer: str, count_max: int, wait_s: float) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
@@ -196,6 +225,9 @@ class MemoryBus:
             raise refusal[0]
         return found
 
+    async def lag(self, stream: str, consumer: str) -> Lag:
+        return await self._calls.call("lag", consumer, lambda: self._broker.lag(stream, consumer))
+
     def ack(self, token: AckToken) -> None:
         self._settle(Settle.ACK, token)
 
@@ -217,17 +249,17 @@ class MemoryBus:
     # registry
 
     async def entry(self, key: str) -> Entry | None:
-        return await self._call("entry", key, lambda: self._broker.entry(self.name, key))
+        return await self._calls.call("entry", key, lambda: self._broker.entry(self.name, key))
 
     async def put_entry(self, key: str, value: bytes, revision: int | None = None) -> int:
         _check_size(value, None)
-        return await self._call("put_entry", key, lambda: self._broker.put_entry(key, value, revision))
+        return await self._calls.call("put_entry", key, lambda: self._broker.put_entry(key, value, revision))
 
     async def delete_entry(self, key: str) -> None:
-        await self._call("delete_entry", key, lambda: self._broker.put_entry(key, None, None))
+        await self._calls.call("delete_entry", key, lambda: self._broker.put_entry(key, None, None))
 
     async def entries(self, prefix: str) -> Sequence[Entry]:
-        return await self._call("entries", prefix, lambda: self._broker.entries(prefix))
+        return await self._calls.call("entries", prefix, lambda: self._broker.entries(prefix))
 
     async def watch(self, prefix: str, handler: EntryHandler) -> Subscription:
         view = RegistryView(prefix, handler)
@@ -237,7 +269,7 @@ class MemoryBus:
             self._broker.watch(watch)
             return self._broker.entries(prefix), self._broker.registry_revision
 
-        view.on_present(*await self._call("watch", prefix, begin))
+        view.on_present(*await self._calls.call("watch", prefix, begin))
         self._watches.append(view)
 
         def end() -> None:
@@ -250,13 +282,10 @@ class MemoryBus:
     # objects
 
     async def put_object(self, name: str, data: bytes) -> None:
-        def put() -> None:
-            self._broker.objects[name] = data
-
-        await self._call("put_object", name, put)
+        await self._calls.call("put_object", name, lambda: self._broker.put_object(name, data))
 
     async def object(self, name: str) -> bytes | None:
-        return await self._call("object", name, lambda: self._broker.objects.get(name))
+        return await self._calls.call("object", name, lambda: self._broker.objects.get(name))
 
     # the handle
 
@@ -271,8 +300,7 @@ class MemoryBus:
             return
         self._broker.disconnect(self._link)
         gone = BusUnavailable(f"{self.name} is closed")
-        for answer in self._pending.values():
-            _resolve(answer, gone)
+        self._calls.end(gone)
         for fetch in self._fetches.values():
             if not fetch.done():
                 fetch.set_result(None)
@@ -301,10 +329,6 @@ class MemoryBus:
         else:
             self.dropped += 1
 
-    def _require(self) -> None:
-        if not self._link.connected:
-            raise BusUnavailable("closed" if not self._link.open else "not connected")
-
     async def _connected_until(self, until_s: float) -> None:
         try:
             async with asyncio.timeout_at(until_s):
@@ -313,41 +337,7 @@ class MemoryBus:
                     await self._changed.wait()
         except TimeoutError:
             pass
-        self._require()
-
-    async def _call(
-        self, what: str, subject: str, act: Callable[[], T], timeout_s: float = CALL_TIMEOUT_S
-    ) -> T:
-        self._require()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        fate = self._broker.habits.call(self.name, what, subject)
-
-        def perform() -> None:
-            result: Any
-            try:
-                result = act()
-            except BusError as error:
-                result = error
-            self._broker.answer(self._link, fate.back_s, lambda: _resolve(answer, result))
-
-        self._broker.send(self._link, fate.there_s, perform)
-        result: T = await self._answered(answer, timeout_s, subject)
-        return result
-
-    async def _answered(self, answer: asyncio.Future[Any], timeout_s: float, subject: str) -> Any:
-        self._serial += 1
-        serial = self._serial
-        self._pending[serial] = answer
-        try:
-            async with asyncio.timeout(timeout_s):
-                result = await answer
-        except TimeoutError:
-            raise BusTimeout(subject) from None
-        finally:
-            del self._pending[serial]
-        if isinstance(result, BusError):
-            raise result
-        return result
+        self._calls.require()
 
 
 class _Closing:
@@ -359,11 +349,6 @@ class _Closing:
         if not self._closed:
             self._closed = True
             self._close()
-
-
-def _resolve(answer: asyncio.Future[Any], result: Any) -> None:
-    if not answer.done():
-        answer.set_result(result)
 
 
 def _check_size(data: bytes, headers: Headers | None) -> None:

@@ -2,18 +2,23 @@
 
 Rules: sequences are the stream's and are never used twice; a conditional write is taken only if it names
 the subject's last sequence; a work queue forgets a message only for an acknowledgement. Order is that of
-sequences, never of a set. Time comes with the call.
+sequences, never of a set. Time comes with the call. What is first in order is found at once, however many
+went before it: a plain dict would walk over the places of those that are gone.
 """
 
-from collections import deque
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from chassis.bus import Appended, Headers, Stored
+from chassis.bus import Appended, Headers, Lag, Stored
 from chassis.errors import StreamFull, SubjectTaken, WrongSequence
-from chassis.subjects import ConsumerLayout, Discard, Retention, StreamLayout, matches
+from chassis.stream_layout import ConsumerLayout, Discard, Retention, StreamLayout
+from chassis.subjects import is_pattern, matches
 
 CLOCK_GRAIN_S = 1e-6
+IDS_LEN_MAX = 1 << 16  # message ids that a stream remembers, and no more than
+IDS_PER_MSG = 4  # so many times what it may hold: beyond it the oldest are forgotten early
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +30,32 @@ class _Known:
     until_s: float
 
 
+def _nothing(subject: str) -> bool:
+    return False
+
+
 class MemoryStream:
+    """`pinned`: which subjects a full stream must not forget to make room; there is no such thing on disk."""
+
     def __init__(self, layout: StreamLayout) -> None:
         self.layout = layout
         self.last_seq = 0
         self.consumers: dict[str, MemoryConsumer] = {}
-        self._messages: dict[int, Stored] = {}  # in order of sequence
-        self._subjects: dict[str, deque[int]] = {}
+        self.pinned: Callable[[str], bool] = _nothing
+        self._messages: OrderedDict[int, Stored] = OrderedDict()  # in order of sequence
+        self._subjects: dict[str, list[int]] = {}
         self._appended_s: dict[int, float] = {}
         self._bytes = 0
-        self._ids: dict[str, _Known] = {}  # in order of time
+        self._ids: OrderedDict[str, _Known] = OrderedDict()  # in order of time
+        self._ids_len_max = min(IDS_LEN_MAX, IDS_PER_MSG * layout.msgs_max or IDS_LEN_MAX)
+        self._patterns = [(_literal(pattern), pattern) for pattern in layout.subjects]
 
     def takes(self, subject: str) -> bool:
-        return any(matches(pattern, subject) for pattern in self.layout.subjects)
+        return any(subject.startswith(first) and matches(p, subject) for first, p in self._patterns)
+
+    def holds(self, subject: str) -> bool:
+        """Whether a message of just this subject is stored."""
+        return subject in self._subjects
 
     def append(
         self,
@@ -62,10 +80,12 @@ class MemoryStream:
         seq = self.last_seq
         self._messages[seq] = Stored(subject, data, seq, wall_ns, headers)
         self._appended_s[seq] = now_s
-        self._subjects.setdefault(subject, deque()).append(seq)
+        self._subjects.setdefault(subject, []).append(seq)
         self._bytes += len(data)
         if message_id is not None and self.layout.duplicate_window_s > 0:
             self._ids[message_id] = _Known(message_id, seq, now_s + self.layout.duplicate_window_s)
+            if len(self._ids) > self._ids_len_max:
+                self._ids.popitem(last=False)
         for consumer in self.consumers.values():
             consumer.offer(seq, subject)
         return Appended(seq, duplicate=False)
@@ -82,11 +102,18 @@ class MemoryStream:
         while self._is_full(size):
             if layout.discard is Discard.NEW:
                 raise StreamFull(layout.name)
-            self.remove(next(iter(self._messages)))
+            oldest = next((m.seq for m in self._messages.values() if not self.pinned(m.subject)), None)
+            if oldest is None:
+                raise StreamFull(f"{layout.name}: it may forget nothing of what it holds")
+            self.remove(oldest)
 
     def _is_full(self, size: int) -> bool:
         by_count = 0 < self.layout.msgs_max <= len(self._messages)
         return by_count or 0 < self.layout.bytes_max < self._bytes + size
+
+    @property
+    def num_bytes(self) -> int:
+        return self._bytes
 
     def get(self, seq: int) -> Stored | None:
         return self._messages.get(seq)
@@ -94,14 +121,21 @@ class MemoryStream:
     def last(self, subject: str, now_s: float, records_behind: int = 0) -> Stored | None:
         """The newest message of a subject (wildcards allowed), or one that a stale reader would see."""
         self.expire(now_s)
-        if "*" in subject or ">" in subject:
+        if is_pattern(subject):
             seqs = sorted(s for name, held in self._subjects.items() if matches(subject, name) for s in held)
         else:
-            seqs = list(self._subjects.get(subject, ()))
+            seqs = self._subjects.get(subject, [])
         return self._messages[seqs[-1 - records_behind]] if len(seqs) > records_behind else None
 
     def read(self, subject: str, start_seq: int, count_max: int, now_s: float) -> list[Stored]:
         self.expire(now_s)
+        return self._matching(subject, start_seq, count_max)
+
+    def _matching(self, subject: str, start_seq: int, count_max: int) -> list[Stored]:
+        if not is_pattern(subject):
+            seqs = self._subjects.get(subject, [])
+            first = bisect_left(seqs, start_seq)
+            return [self._messages[seq] for seq in seqs[first : first + count_max]]
         found: list[Stored] = []
         for message in self._messages.values():
             if len(found) == count_max:
@@ -109,6 +143,10 @@ class MemoryStream:
             if message.seq >= start_seq and matches(subject, message.subject):
                 found.append(message)
         return found
+
+    def purge(self, subject: str) -> None:
+        for message in self._matching(subject, 1, len(self._messages)):
+            self.remove(message.seq)
 
     def remove(self, seq: int) -> None:
         message = self._messages.pop(seq)
@@ -153,6 +191,11 @@ class MemoryStream:
             consumer.check()
 
 
+def _literal(pattern: str) -> str:
+    """What every subject of a pattern begins with."""
+    return pattern.partition("*")[0].partition(">")[0]
+
+
 @dataclass(slots=True)
 class _Held:
     """A message that somebody has. `due_s`: when it is given to someone else."""
@@ -177,34 +220,32 @@ class MemoryConsumer:
         self.layout = layout
         self.serial = 0  # of deliveries
         self._stream = stream
-        self._fresh: deque[int] = deque()
-        self._again: dict[int, None] = {}  # held messages whose holder lost them, in order
+        self._fresh: OrderedDict[int, None] = OrderedDict()  # given to nobody yet
+        self._again: OrderedDict[int, None] = OrderedDict()  # held messages whose holder lost them, in order
         self._held: dict[int, _Held] = {}
         for message in stream.messages():
             self.offer(message.seq, message.subject)
 
     def offer(self, seq: int, subject: str) -> None:
         if matches(self.layout.filter, subject):
-            self._fresh.append(seq)
+            self._fresh[seq] = None
 
     def forget(self, seq: int) -> None:
         """The stream no longer has it."""
         self._held.pop(seq, None)
         self._again.pop(seq, None)
+        self._fresh.pop(seq, None)
 
     def give(self, now_s: float, ack_wait_s: float) -> Given | None:
         """The next message, if any: those to be delivered again come first."""
         if self._again:
-            seq = next(iter(self._again))
-            del self._again[seq]
+            seq, _ = self._again.popitem(last=False)
             held = self._held[seq]
             held.count += 1
         else:
-            while self._fresh and self._stream.get(self._fresh[0]) is None:
-                self._fresh.popleft()
             if not self._fresh or len(self._held) >= self.layout.ack_pending_max:
                 return None
-            seq = self._fresh.popleft()
+            seq, _ = self._fresh.popitem(last=False)
             held = self._held[seq] = _Held(count=1, serial=0, due_s=0.0)
         held.due_s = now_s + ack_wait_s
         self.serial += 1
@@ -216,6 +257,10 @@ class MemoryConsumer:
     @property
     def has_any(self) -> bool:
         return bool(self._again or self._fresh)
+
+    @property
+    def lag(self) -> Lag:
+        return Lag(len(self._fresh), len(self._held))
 
     def due_s(self, seq: int) -> float | None:
         """When a held message will be given again; None if it is not held, or waits already."""
@@ -258,5 +303,6 @@ class MemoryConsumer:
 
     def check(self) -> None:
         assert all(seq in self._held for seq in self._again)
+        assert all(self._stream.get(seq) is not None for seq in self._fresh)
         assert all(self._stream.get(seq) is not None for seq in self._held)
         assert len(self._held) <= self.layout.ack_pending_max

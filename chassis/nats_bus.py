@@ -15,10 +15,13 @@ from dataclasses import dataclass
 import nats.errors
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from chassis.answers import Answers, Done
 from chassis.bus import Handler, Headers, Message, Subscription
-from chassis.errors import BusTimeout, BusUnavailable, MessageTooLarge, NoResponders
+from chassis.config import without_user
+from chassis.errors import BusError, BusTimeout, BusUnavailable, MessageTooLarge
 from chassis.jetstream_bus import JetStreamBus
 from chassis.jetstream_client import CALL_TIMEOUT_S
+from chassis.nats_access import access_of
 from chassis.nats_client import LeanClient
 from chassis.nats_wire import build_publish, size_of
 
@@ -67,14 +70,15 @@ class _Connection:
         self.on_connected: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self.last_error: Exception | None = None
-        self._servers = [server.strip() for server in url.split(",")]
+        self._access = access_of(url, name)
+        self._where = without_user(", ".join(self._access.servers))
         self._name = name
         self._client = LeanClient(self._deliver)
         self._up = False  # all subscriptions are known to the broker again
         self._closing = False
         self._inbox = ""
         self._serial = 0
-        self._answers: dict[str, asyncio.Future[Message | None]] = {}  # by inbox
+        self._answers = Answers()
         self._listeners: dict[_Listener, None] = {}
         self._by_number: dict[int, _Listener] = {}  # of the subscription, at the client in use
         self._outgoing: deque[_Outgoing] = deque()
@@ -95,7 +99,8 @@ class _Connection:
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(
-                    self._servers,
+                    list(self._access.servers),
+                    **self._access.options,
                     name=self._name,
                     error_cb=self._on_error,
                     disconnected_cb=self._on_lost,
@@ -112,23 +117,21 @@ class _Connection:
         except TimeoutError:
             await client.close()
             why = f": {self.last_error}" if self.last_error else ""
-            raise BusUnavailable(
-                f"no NATS server at {', '.join(self._servers)} after {timeout_s:g} s{why}"
-            ) from None
+            raise BusUnavailable(f"no NATS server at {self._where} after {timeout_s:g} s{why}") from None
         except (nats.errors.Error, OSError, ValueError) as error:
-            raise BusUnavailable(f"no NATS server at {', '.join(self._servers)}: {error}") from error
+            raise BusUnavailable(f"no NATS server at {self._where}: {error}") from error
         self._client = client
         self._by_number.clear()
         if not self._inbox:
             self._inbox = client.new_inbox()
-            self._listeners[_Listener(self, f"{self._inbox}.*", self._on_inbox)] = None
+            self._listeners[_Listener(self, f"{self._inbox}.*", self._answers.hear)] = None
         try:
             for listener in tuple(self._listeners):
                 await self._subscribe(listener)
             await self._barrier()
         except (BusTimeout, BusUnavailable, nats.errors.Error) as error:
             await client.close()  # half of what is listened to would be worse than nothing
-            raise BusUnavailable(f"no NATS server at {', '.join(self._servers)}: {error}") from error
+            raise BusUnavailable(f"no NATS server at {self._where}: {error}") from error
         self._on_up()
 
     async def keep_dialled(self) -> None:
@@ -155,12 +158,7 @@ class _Connection:
         self._up = False
         self.counters.disconnects += 1
         self.on_lost()
-        self._fail_answers()
-
-    def _fail_answers(self) -> None:
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_result(None)
+        self._answers.lose()
 
     async def _on_closed(self) -> None:
         if not self._closing:
@@ -188,7 +186,7 @@ class _Connection:
     async def close(self) -> None:
         self._closing = True
         self._changed.set()
-        self._fail_answers()
+        self._answers.lose()
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 while self._outgoing and self._client.is_connected:
@@ -253,36 +251,39 @@ class _Connection:
     def new_inbox(self) -> str:
         return self._client.new_inbox()
 
-    def _on_inbox(self, message: Message) -> None:
-        answer = self._answers.get(message.subject)
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+    def _next_inbox(self) -> str:
+        self._serial += 1
+        return f"{self._inbox}.{self._serial}"
 
     async def call(
         self, subject: str, data: bytes, timeout_s: float, headers: Headers | None = None
     ) -> Message:
         self._check_size(data, headers)
         self._require()
-        answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._serial += 1
-        inbox = f"{self._inbox}.{self._serial}"
-        self._answers[inbox] = answer
+        inbox = self._next_inbox()
+        answer = self._answers.future(inbox, subject, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                if not self._write(subject, data, inbox, headers):
+            if not self._write(subject, data, inbox, headers):
+                async with asyncio.timeout(timeout_s):
                     await self._client.publish(subject, data, inbox, dict(headers) if headers else None)
-                message = await answer
+            found = await answer
         except TimeoutError:
             raise BusTimeout(subject) from None
         except nats.errors.Error as error:
             raise BusUnavailable(f"{subject}: {error}") from error
         finally:
-            del self._answers[inbox]
-        if message is None:
-            raise BusTimeout(f"{subject}: the connection was lost")
-        if not message.data and message.headers.get("Status") == "503":
-            raise NoResponders(subject)
-        return message
+            self._answers.forget(inbox)
+        if isinstance(found, BusError):
+            raise found
+        return found
+
+    def ask(self, subject: str, data: bytes, timeout_s: float, headers: Headers | None, done: Done) -> None:
+        self._check_size(data, headers)
+        self._require()
+        inbox = self._next_inbox()
+        self._answers.expect(inbox, subject, timeout_s, done)
+        if not self._write(subject, data, inbox, headers):
+            self.send(subject, data, inbox, headers)
 
     # subscriptions
 
@@ -316,21 +317,20 @@ class _Connection:
 
     async def _barrier(self) -> None:
         """Returns once the broker has read what was sent before."""
-        answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._serial += 1
-        inbox = f"{self._inbox}.{self._serial}"
-        self._answers[inbox] = answer
+        inbox = self._next_inbox()
+        answer = self._answers.future(inbox, "the broker", CALL_TIMEOUT_S)
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 await self._client.publish(inbox)
-                if await answer is None:
-                    raise BusTimeout("the connection was lost")
+                found = await answer
         except TimeoutError:
             raise BusTimeout("no answer from the broker") from None
         except nats.errors.Error as error:
             raise BusUnavailable(str(error)) from error
         finally:
-            del self._answers[inbox]
+            self._answers.forget(inbox)
+        if isinstance(found, BusError):
+            raise found
 
     async def unlisten(self, listener: _Listener) -> None:
         self._listeners.pop(listener, None)
@@ -390,7 +390,7 @@ class NatsBus(JetStreamBus):
 async def connect(
     url: str, name: str = "shoal", *, replicas: int = 1, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> NatsBus:
-    """A connected bus. `url`: one or several, with commas between. Raises BusUnavailable, saying why."""
+    """A connected bus. `url`: as `chassis/nats_access.py` says. Raises BusUnavailable, saying why."""
     bus = NatsBus(url, name, replicas)
     await bus.open(timeout_s)
     return bus

@@ -2,23 +2,31 @@
 
 `LAYOUT` states each stream's retention, bounds and loss window; `ensure_streams` of a bus creates it and
 refuses one that differs. Everything in a subject is safe by construction: ids are checked, names encoded.
-People with other NATS clients may rely on REQUESTS, RESULTS and DEAD and the subjects in them, and on those
-of caches (`cache_changes`, `cache_questions`; `proto/kvstore.proto` says how to listen).
+People with other NATS clients may rely on REQUESTS, RESULTS and DEAD and the subjects in them, on USAGE
+(`chassis/usage_subjects.py`), on JOBS and ANSWERS (`chassis/job_subjects.py`), and on those of caches
+(`cache_changes`, `cache_questions`; `proto/kvstore.proto` says how to listen).
 """
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 
+from chassis.batch_layout import BATCH_LAYOUT
 from chassis.ids import BootId, Epoch, GatewayId, RequestId
+from chassis.stream_layout import ConsumerLayout, Discard, Retention, StreamLayout
 
 PRIORITIES = range(10)  # 0 is the highest
 TOKEN_LEN_MAX = 200
 
 REQUESTS = "REQUESTS"
 RESULTS = "RESULTS"
+USAGE = "USAGE"
 TRACES = "TRACES"
 DEAD = "DEAD"
+JOBS = "JOBS"
+ANSWERS = "ANSWERS"
+QUOTAS = "QUOTAS"
+JOB_PREFIX = "shoal.job"
+DEAD_PREFIX = "shoal.dead"
 REGISTRY_BUCKET = "shoal-registry"
 REGISTRY = f"KV_{REGISTRY_BUCKET}"
 CARDS_BUCKET = "shoal-cards"
@@ -26,7 +34,6 @@ CARDS = f"OBJ_{CARDS_BUCKET}"
 
 REGISTRY_TTL_S = 30.0
 REGISTRY_REFRESH_S = 5.0
-ACK_WAIT_S = 1.0
 PROGRESS_INTERVAL_S = 0.25
 
 # A record must outlive the longest request, its resume window and the oldest message together.
@@ -34,52 +41,11 @@ REQUEST_TIME_MAX_S = 12 * 3600.0
 RESUME_WINDOW_MAX_S = 3600.0
 RECORD_AGE_S = 24 * 3600.0
 assert RECORD_AGE_S > REQUEST_TIME_MAX_S + RESUME_WINDOW_MAX_S
+ANSWER_AGE_S = 7 * 24 * 3600.0
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
-
-
-class Retention(Enum):
-    LIMITS = "limits"  # kept until a bound or its age removes it
-    WORK_QUEUE = "workqueue"  # kept until acknowledged
-
-
-class Discard(Enum):
-    NEW = "new"  # refuses what is above the bound
-    OLD = "old"  # forgets the oldest
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLayout:
-    """A stream on file storage. 0 = no bound. `loss_window` says what a crash may take with it.
-
-    No stream allows direct reads: any replica would answer those, hence perhaps an old one.
-    """
-
-    name: str
-    subjects: tuple[str, ...]
-    retention: Retention
-    discard: Discard
-    msgs_max: int
-    bytes_max: int
-    age_max_s: float
-    loss_window: str
-    msgs_per_subject_max: int = 0
-    discard_new_per_subject: bool = False
-    duplicate_window_s: float = 120.0
-    rollup_headers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerLayout:
-    """A durable pull consumer with explicit acknowledgement and unlimited deliveries."""
-
-    stream: str
-    name: str
-    filter: str
-    ack_wait_s: float = ACK_WAIT_S
-    ack_pending_max: int = 65536
 
 
 _SYNCED = "none that was acknowledged: synced before the answer (one server: `sync_interval: always`)"
@@ -107,6 +73,16 @@ LAYOUT: tuple[StreamLayout, ...] = (
         age_max_s=RECORD_AGE_S,
         loss_window=_SYNCED,
     ),
+    StreamLayout(  # receipts. Full: forgets, because what waits for its receipt is not acknowledged
+        USAGE,
+        ("shoal.use.>",),
+        Retention.LIMITS,
+        Discard.OLD,
+        msgs_max=5_000_000,
+        bytes_max=2 * GIB,
+        age_max_s=40 * 24 * 3600.0,
+        loss_window=f"{_SYNCED}; and the oldest above the bound",
+    ),
     StreamLayout(  # kept spans
         TRACES,
         ("shoal.trace.>",),
@@ -127,6 +103,42 @@ LAYOUT: tuple[StreamLayout, ...] = (
         bytes_max=256 * MIB,
         age_max_s=7 * 24 * 3600.0,
         loss_window="a letter whose writer dies between the terminal record and it",
+    ),
+    StreamLayout(  # jobs: a message lives until its answer exists
+        JOBS,
+        (f"{JOB_PREFIX}.*.*.*",),
+        Retention.WORK_QUEUE,
+        Discard.NEW,
+        msgs_max=1_000_000,
+        bytes_max=1 * GIB,
+        age_max_s=0,
+        loss_window=_SYNCED,
+        msgs_per_subject_max=1,
+        discard_new_per_subject=True,
+    ),
+    StreamLayout(  # their answers, one a subject, written if there is none. Full: refuses, and jobs wait
+        ANSWERS,
+        ("shoal.ans.*.*.*",),
+        Retention.LIMITS,
+        Discard.NEW,
+        msgs_max=2_000_000,
+        bytes_max=2 * GIB,
+        age_max_s=ANSWER_AGE_S,
+        loss_window=_SYNCED,
+        msgs_per_subject_max=1,
+        discard_new_per_subject=True,
+    ),
+    StreamLayout(  # what gateways together have granted to each API key: the last ledger counts
+        QUOTAS,
+        ("shoal.quota.*",),
+        Retention.LIMITS,
+        Discard.NEW,
+        msgs_max=0,
+        bytes_max=64 * MIB,
+        age_max_s=2 * 24 * 3600.0,
+        loss_window=_SYNCED,
+        msgs_per_subject_max=1,
+        duplicate_window_s=1.0,
     ),
     StreamLayout(  # who is there; every entry is written again each REGISTRY_REFRESH_S
         REGISTRY,
@@ -152,6 +164,7 @@ LAYOUT: tuple[StreamLayout, ...] = (
         loss_window=_SYNCED,
         rollup_headers=True,
     ),
+    *BATCH_LAYOUT,
 )
 
 _SAFE = re.compile(r"[A-Za-z0-9_=-]+")
@@ -160,10 +173,14 @@ _UNSAFE_BYTE = re.compile(rb"[^A-Za-z0-9_-]")
 
 def model_token(model: str) -> str:
     """A model's name as one subject token. Raises ValueError when it is empty or too long."""
-    token = _UNSAFE_BYTE.sub(lambda m: b"=%02X" % m.group()[0], model.encode()).decode()
+    token = encoded(model)
     if not token or len(token) > TOKEN_LEN_MAX:
         raise ValueError(f"a model's name needs 1 to {TOKEN_LEN_MAX} characters once encoded: {model[:80]!r}")
     return token
+
+
+def encoded(name: str) -> str:
+    return _UNSAFE_BYTE.sub(lambda m: b"=%02X" % m.group()[0], name.encode()).decode()
 
 
 def model_of_token(token: str) -> str:
@@ -185,6 +202,11 @@ def _token(value: str) -> str:
 def request(model: str, priority: int, request_id: RequestId) -> str:
     assert priority in PRIORITIES, priority
     return f"shoal.req.{model_token(model)}.{priority}.{_token(request_id)}"
+
+
+def requests(model: str) -> str:
+    """Every subject of a model's requests."""
+    return f"shoal.req.{model_token(model)}.>"
 
 
 def request_anywhere(request_id: RequestId) -> str:
@@ -243,6 +265,11 @@ def consumers(model: str) -> tuple[ConsumerLayout, ...]:
     )
 
 
+def quota(key_id: str) -> str:
+    """The ledger of one API key's quotas."""
+    return f"shoal.quota.{_token(key_id)}"
+
+
 # core messages
 
 TAKEOVER = "shoal.takeover"  # takeover questions, to all gateways
@@ -269,9 +296,19 @@ def cache_questions(boot: BootId) -> str:
     return f"shoal.kvask.{_token(boot)}"
 
 
+def statistics(boot: BootId) -> str:
+    """To one batcher: what its pipeline has done (request with reply)."""
+    return f"shoal.stat.{_token(boot)}"
+
+
 def batchers(model: str) -> str:
     """To all batchers of a model."""
     return f"shoal.bat.{model_token(model)}"
+
+
+def loads(model: str) -> str:
+    """To all batchers of a model: how busy each is."""
+    return f"shoal.load.{model_token(model)}"
 
 
 # registry keys and objects
@@ -297,6 +334,10 @@ def model_key(model: str) -> str:
     return f"model.{model_token(model)}"
 
 
+def unloaded_key(model: str) -> str:
+    return f"unloaded.{model_token(model)}"
+
+
 def epoch_key(model: str) -> str:
     return f"epoch.{model_token(model)}"
 
@@ -306,6 +347,7 @@ BATCHERS = "batcher."
 KVSTORES = "kvstore."
 GATEWAYS = "gateway."
 MODELS = "model."
+UNLOADED = "unloaded."
 
 
 def card_object(digest_hex: str) -> str:
@@ -332,10 +374,17 @@ def is_key(key: str) -> bool:
     return all(_SAFE.fullmatch(part) for part in key.split("."))
 
 
+def is_pattern(subject: str) -> bool:
+    """Whether it may stand for several."""
+    return "*" in subject or ">" in subject
+
+
 def matches(pattern: str, subject: str) -> bool:
     """NATS wildcards: `*` is one token, `>` the rest (at least one)."""
     if pattern == subject:
         return True
+    if not is_pattern(pattern):
+        return False
     wanted, given = pattern.split("."), subject.split(".")
     for i, token in enumerate(wanted):
         if token == ">":

@@ -22,7 +22,7 @@ STEPS_PER_SUBJECT = 64
 FLUSH_INTERVAL_S = 0.25
 SEGMENT_SPANS_MAX = 32  # encoded in one go: a worker's loop must not stand still for long
 PENDING_LEN_MAX = 4096  # segments that wait for the bus
-_APPENDS_AT_ONCE = 4
+SEGMENTS_AT_ONCE = 32  # of which the broker answers for the last
 _KEYS_PER_WORD = 4096
 
 
@@ -103,20 +103,23 @@ class Exporter:
         ]
 
     async def _store(self) -> None:
-        """Appends in order, a few at once; stops at the first trouble."""
-        while self._pending:
-            some = [self._pending.popleft() for _ in range(min(_APPENDS_AT_ONCE, len(self._pending)))]
-            results = await asyncio.gather(*(self._append(*s) for s in some))
-            failed = [s for s, stored in zip(some, results, strict=True) if not stored]
-            self._pending.extendleft(reversed(failed))
-            if failed:
+        """In order; stops at the first trouble, and begins there again at the next flush: a reader may find a
+        segment twice."""
+        while self._pending and self._bus.connected:
+            some = [self._pending.popleft() for _ in range(min(SEGMENTS_AT_ONCE, len(self._pending)))]
+            if not await self._send(some):
+                self._pending.extendleft(reversed(some))
                 return
 
-    async def _append(self, subject: str, spans: Sequence[Span]) -> bool:
+    async def _send(self, segments: Sequence[tuple[str, Sequence[Span]]]) -> bool:
+        """The broker takes in order what comes over one connection: its answer to the last is for all."""
+        *others, (last, last_spans) = segments
         try:
-            await self._bus.append(subject, build_segment(self._service, self._boot, spans))
+            for subject, spans in others:
+                self._bus.publish(subject, build_segment(self._service, self._boot, spans))
+            await self._bus.append(last, build_segment(self._service, self._boot, last_spans))
         except BusError as error:
-            log.debug("trace segment not stored", subject=subject, error=str(error))
+            log.debug("trace segments not stored", subject=last, error=str(error))
             return False
         return True
 

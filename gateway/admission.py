@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from chassis.errors import Code, Status
 from chassis.ids import GatewayId, RequestId
-from chassis.messages.gateway import GenerateCall
+from chassis.messages.gateway import GenerateCall, Turn
 from chassis.messages.request import Limits, Request
 from gateway.sampling import (
     U32_MAX,
@@ -29,6 +29,7 @@ STOP_IDS_LEN_MAX = 64
 PRIORITY_DEFAULT = 5
 PRIORITY_MAX = 9
 STREAM_INTERVAL_MAX = 1024
+QUEUE_TIMEOUT_MS_MAX = 3_600_000
 CLIENT_KEY_BYTES_MAX = 256
 ROLE_BYTES_MAX = 64
 REQUEST_ID_LEN_MAX = 64
@@ -66,6 +67,10 @@ def check_input(call: GenerateCall, limits: CallLimits) -> None:
             if not 0 < _bytes(turn.role, f"chat.turns[{i}].role") <= ROLE_BYTES_MAX:
                 raise invalid(f"chat.turns[{i}].role: 1 to {ROLE_BYTES_MAX} bytes")
         size = sum(_bytes(turn.content, f"chat.turns[{i}].content") for i, turn in enumerate(call.chat))
+        size += sum(
+            _bytes(part, f"chat.turns[{i}]") for i, turn in enumerate(call.chat) for part in _more(turn)
+        )
+        size += sum(_bytes(tool, "tools") for tool in call.tools)
         if size > limits.prompt_bytes_max:
             raise invalid(f"chat: {size} bytes; at most {limits.prompt_bytes_max}")
     elif call.prompt is not None:
@@ -74,6 +79,14 @@ def check_input(call: GenerateCall, limits: CallLimits) -> None:
             raise invalid(f"prompt: {size} bytes; 1 to {limits.prompt_bytes_max}")
     elif not call.token_ids:
         raise invalid("token_ids: at least 1")
+
+
+def _more(turn: Turn) -> list[str]:
+    """What few turns have."""
+    if not (turn.name or turn.tool_calls or turn.tool_call_id):
+        return []
+    calls = [part for call in turn.tool_calls for part in (call.id, call.name, call.arguments)]
+    return [turn.name, turn.tool_call_id, *calls]
 
 
 def check_call(call: GenerateCall, limits: CallLimits) -> None:
@@ -93,6 +106,8 @@ def check_call(call: GenerateCall, limits: CallLimits) -> None:
         raise invalid(f"timeout_ms: {call.timeout_ms}; up to {limits.timeout_s_max * 1000}")
     if not 0 <= call.resume_window_s <= limits.resume_window_s_max:
         raise invalid(f"resume_window_s: {call.resume_window_s}; up to {limits.resume_window_s_max}")
+    if not 0 <= call.queue_timeout_ms <= QUEUE_TIMEOUT_MS_MAX:
+        raise invalid(f"queue_timeout_ms: {call.queue_timeout_ms}; up to {QUEUE_TIMEOUT_MS_MAX}")
     if not 0 <= call.stream_interval <= STREAM_INTERVAL_MAX:
         raise invalid(f"stream_interval: {call.stream_interval}; up to {STREAM_INTERVAL_MAX}")
     if _bytes(call.client_key, "client_key") > CLIENT_KEY_BYTES_MAX:
@@ -119,6 +134,7 @@ def admit(
     fresh_seed: int,
     bad_words: BadWords = (),
     trace_parent: bytes = b"",
+    priority_default: int = PRIORITY_DEFAULT,
 ) -> Request:
     """The request of a checked call, its prompt in tokens. Raises Status for what only the model can tell."""
     _check_tokens(call, model, prompt_ids)
@@ -146,12 +162,14 @@ def admit(
             ignore_eos=call.ignore_eos,
         ),
         timeout_ms=_timeout_ms(call),
-        resume_window_ms=call.resume_window_s * 1000,
-        priority=PRIORITY_DEFAULT if call.priority is None else call.priority,
+        resume_window_ms=U32_MAX if call.job else call.resume_window_s * 1000,
+        priority=priority_default if call.priority is None else call.priority,
         body_digest=digest,
         keyed=bool(call.client_key),
         trace_parent=trace_parent,
         stream_interval=call.stream_interval,
+        queue_timeout_us=call.queue_timeout_ms * 1000,
+        key=call.key,
     )
 
 
@@ -199,6 +217,8 @@ def body_digest(call: GenerateCall, model: str) -> bytes:
         parts.append(b"chat")
         for turn in call.chat:
             parts += (turn.role.encode(), turn.content.encode())
+            if more := _more(turn):
+                parts += (b"shoal.turn", _numbers((len(more),)), *(part.encode() for part in more))
     elif call.prompt is not None:
         parts += (b"prompt", call.prompt.encode())
     else:
@@ -212,7 +232,13 @@ def body_digest(call: GenerateCall, model: str) -> bytes:
     parts += (_numbers(flags), _numbers(call.stop_token_ids), *(stop.encode() for stop in call.stop))
     if call.prompt_logprobs is not None:
         parts += (b"prompt_logprobs", _numbers((call.prompt_logprobs,)))
-    return _digest(*_shaping(call), *parts)
+    best_of = () if call.best_of is None else (b"shoal.best_of", _numbers((call.best_of,)))
+    grammar: tuple[bytes, ...] = ()
+    if call.grammar is not None:
+        grammar = (b"shoal.grammar", call.grammar.kind.value.encode(), call.grammar.text.encode())
+    if call.tools:
+        grammar += (b"shoal.tools", _numbers((len(call.tools),)), *(tool.encode() for tool in call.tools))
+    return _digest(*grammar, *best_of, *_shaping(call), *parts)
 
 
 def _shaping(call: GenerateCall) -> list[bytes]:
@@ -247,7 +273,7 @@ def of_choice(request: Request, choice: int, trace_parent: bytes) -> Request:
     only the first is told of it."""
     name, seed = choice_id(request.id, choice), choice_seed(request.seed, choice)
     sampling = replace(request.sampling, prompt_logprobs=None) if choice else request.sampling
-    return replace(request, id=name, seed=seed, sampling=sampling, trace_parent=trace_parent)
+    return replace(request, id=name, seed=seed, sampling=sampling, trace_parent=trace_parent, choice=choice)
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -3,10 +3,12 @@ for what the world does. A call's outcome is an event; what is unclear is said t
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from chassis import log, subjects
-from chassis.bus import Bus
+from chassis.bus import Appended, Bus
 from chassis.errors import (
     BusError,
     BusUnavailable,
@@ -37,6 +39,8 @@ from gateway.events import (
     WriteCancel,
 )
 
+Then = Callable[[Published], None]
+
 
 class BusCalls:
     def __init__(
@@ -52,7 +56,8 @@ class BusCalls:
         self._config = config
         self._wall_ns = wall_ns
         self._vocab_size = vocab_size
-        self._publishing = asyncio.Semaphore(config.publishes_at_once_max)
+        self._publishing = 0  # under way
+        self._unpublished: deque[tuple[PublishRequest, Then]] = deque()
         self._calling = asyncio.Semaphore(config.calls_at_once_max)
         self.untold = 0  # words that the bus did not take
 
@@ -63,29 +68,33 @@ class BusCalls:
         except BusError:
             self.untold += 1
 
-    async def publish(self, effect: PublishRequest) -> Published:
-        request = effect.request
-        async with self._publishing:
+    def publish(self, effect: PublishRequest, then: Then) -> None:
+        """`then` is told what came of it. Of streams there are only so many, so only so many wait here."""
+        self._unpublished.append((effect, then))
+        self._publish_some()
+
+    def _publish_some(self) -> None:
+        while self._unpublished and self._publishing < self._config.publishes_at_once_max:
+            effect, then = self._unpublished.popleft()
+            request = effect.request
+            self._publishing += 1
             try:
-                appended = await self._bus.append(
+                self._bus.append_then(
                     subjects.request(request.model, request.priority, request.id),
                     build_request(request),
+                    partial(self._published, effect, then),
                     message_id=request.id,
                     headers=_headers(request.trace_parent),
                     timeout_s=self._config.publish_timeout_s,
                 )
-                outcome = Publish.DUPLICATE if appended.duplicate else Publish.STORED
-            except SubjectTaken:
-                outcome = Publish.TAKEN
-            except StreamFull:
-                outcome = Publish.FULL
-            except MessageTooLarge:
-                outcome = Publish.TOO_LARGE
-            except BusUnavailable:
-                outcome = Publish.REFUSED
-            except BusError:
-                outcome = Publish.TIMEOUT
-        return Published(_now(), request.id, effect.call, outcome)
+            except BusError as error:
+                self._publishing -= 1
+                then(_published(effect, error))
+
+    def _published(self, effect: PublishRequest, then: Then, found: Appended | BusError) -> None:
+        self._publishing -= 1
+        then(_published(effect, found))
+        self._publish_some()
 
     async def read_record(self, effect: ReadRecord) -> RecordRead:
         record: Record | None = None
@@ -144,6 +153,26 @@ class BusCalls:
             except BusError:
                 outcome = Write.UNKNOWN
         return CancelWritten(_now(), effect.request_id, effect.call, outcome)
+
+
+def _published(effect: PublishRequest, found: Appended | BusError) -> Published:
+    return Published(_now(), effect.request.id, effect.call, _outcome(found))
+
+
+def _outcome(found: Appended | BusError) -> Publish:
+    match found:
+        case Appended(duplicate=duplicate):
+            return Publish.DUPLICATE if duplicate else Publish.STORED
+        case SubjectTaken():
+            return Publish.TAKEN
+        case StreamFull():
+            return Publish.FULL
+        case MessageTooLarge():
+            return Publish.TOO_LARGE
+        case BusUnavailable():
+            return Publish.REFUSED
+        case _:
+            return Publish.TIMEOUT
 
 
 def _now() -> float:

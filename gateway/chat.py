@@ -19,6 +19,8 @@ from jinja2.utils import Namespace
 
 from chassis.messages.gateway import Turn
 from gateway.admission import invalid
+from gateway.tool_calls.forms import ToolForm, form_of, knows_tools, short_id
+from gateway.tool_calls.telling import in_words
 
 RENDERED_CHARS_MAX = 4 << 20
 
@@ -63,16 +65,21 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_raise, namespace=_Namespace, dict=_new_dict)
         self._template = environment.from_string(template)
+        self.tool_form = form_of(template)
+        self._knows_tools = knows_tools(template)
+        self._knows_system = "System role not supported" not in template
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
-    def render(self, turns: Sequence[Turn], wall_ns: int) -> str:
-        """Ends where the assistant is to speak. Raises Status."""
+    def render(self, turns: Sequence[Turn], wall_ns: int, tools: Sequence[str] = ()) -> str:
+        """Ends where the assistant is to speak. `tools`: JSON. Raises Status."""
+        if not self._knows_tools:
+            turns, tools = in_words(turns, tools, self._knows_system), ()
         now = datetime.fromtimestamp(wall_ns / 1e9, UTC)
         try:
             text = self._template.render(
-                messages=[{"role": turn.role, "content": turn.content} for turn in turns],
+                messages=[_message(turn, self.tool_form) for turn in turns],
                 add_generation_prompt=True,
-                tools=None,
+                tools=[json.loads(tool) for tool in tools] or None,
                 documents=None,
                 strftime_now=now.strftime,
                 **self._tokens,
@@ -84,6 +91,27 @@ class ChatTemplate:
         if len(text) > RENDERED_CHARS_MAX:
             raise invalid(f"chat: {len(text)} characters once rendered; at most {RENDERED_CHARS_MAX}")
         return text
+
+
+def _message(turn: Turn, form: ToolForm) -> dict[str, Any]:
+    def id_of(name: str) -> str:
+        return short_id(name) if form is ToolForm.MISTRAL else name
+
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.name:
+        message["name"] = turn.name
+    if turn.tool_call_id:
+        message["tool_call_id"] = id_of(turn.tool_call_id)
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": id_of(call.id),
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in turn.tool_calls
+        ]
+    return message
 
 
 def _to_json(

@@ -7,6 +7,7 @@ The buffer is bounded by the request's tokens. Text is made when the client take
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from math import fsum
 
 from chassis.errors import Status
 from chassis.ids import RequestId
@@ -15,6 +16,7 @@ from chassis.messages.sampling import UNTOLD, PromptTold, TokenLogprobs
 from gateway.detokenizer import OutputText
 from gateway.event_sizes import entries_of, fitting
 from gateway.events import Accept, End
+from gateway.line import Waiting
 
 
 class Client:
@@ -32,6 +34,7 @@ class Client:
         "_status",
         "_text",
         "_told",
+        "_waiting",
         "choice",
         "done",
         "first_delta_at",
@@ -47,8 +50,10 @@ class Client:
         choice: int = 0,
         ready: asyncio.Event | None = None,
         interval: int = 0,
+        waiting: Waiting | None = None,
     ) -> None:
-        """`interval`: ids of a delta, at least, but of the first and the last."""
+        """`interval`: ids of a delta, at least, but of the first and the last. `waiting`: its place in the
+        line for a first token."""
         self.number = number
         self.request_id = request_id
         self.choice = choice
@@ -66,6 +71,7 @@ class Client:
         self._end: End | None = None
         self._status: Status | None = None
         self._ready = ready or asyncio.Event()
+        self._waiting = waiting
 
     @property
     def over(self) -> bool:
@@ -75,6 +81,21 @@ class Client:
     @property
     def failed(self) -> bool:
         return self._status is not None
+
+    @property
+    def opening(self) -> Accepted | None:
+        """What `take` begins with."""
+        return self._accepted(self._accept) if self._accept is not None else None
+
+    @property
+    def status(self) -> Status | None:
+        return self._status
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Of the ids not taken yet, those that somebody told of. None: of none."""
+        told = [entry.logprob for entry in self._logprobs if entry.rank]
+        return fsum(told) / len(told) if told else None
 
     @property
     def accepted(self) -> Accept | None:
@@ -99,6 +120,7 @@ class Client:
     ) -> None:
         if not self._ids:
             self._first_index = first_index
+        self.leave_line(began=True)
         if prompt is not None:
             self._prompt = prompt
         if logprobs:
@@ -119,8 +141,15 @@ class Client:
         missing = (len(self._ids) if length is None else length) - len(self._logprobs)
         self._logprobs.extend((UNTOLD,) * missing)
 
+    def leave_line(self, began: bool = False) -> None:
+        """It waits for a first token no longer."""
+        if self._waiting is not None:
+            self._waiting.ends(asyncio.get_running_loop().time(), began)
+            self._waiting = None
+
     def finish(self, end: End) -> None:
         self._end = end
+        self.leave_line()
         self._ready.set()
 
     def fail(self, status: Status) -> None:
@@ -128,15 +157,19 @@ class Client:
             self._status = status
             self._ready.set()
 
+    def chosen(self, choice: int, logprobs: bool) -> None:
+        """A candidate becomes this choice; `logprobs`: what was told of its ids is the client's."""
+        self.choice = choice
+        if not logprobs:
+            self._logprobs.clear()
+
     # the client's side
     def take(self) -> Iterator[GenerateEvent]:
         """What there is by now. Raises Status."""
         if self._accept is not None and not self._told:
             self._told = True
             yield self._accepted(self._accept)
-        if self._prompt is not None:
-            yield from self._prompt_logprobs(self._prompt)
-            self._prompt = None
+        yield from self.take_prompt()
         end = self._end  # no ids follow it
         while self._due:
             if self.first_delta_at is None:
@@ -150,6 +183,12 @@ class Client:
             yield Finished(end.reason, end.usage, end.timings, self.choice)
         elif self._status is not None and not self._ids:
             raise self._status
+
+    def take_prompt(self) -> Iterator[PromptLogprobs]:
+        """What is told of the prompt, if that has come."""
+        prompt, self._prompt = self._prompt, None
+        if prompt is not None:
+            yield from self._prompt_logprobs(prompt)
 
     def events(self) -> AsyncGenerator[GenerateEvent, None]:
         """Until the end. Raises Status."""

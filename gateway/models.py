@@ -17,10 +17,13 @@ from chassis.bus import Bus, Entry, Subscription
 from chassis.errors import BusError, Code, Status
 from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard, card_digest, parse_card
+from chassis.messages.gateway import ModelInfo
 from chassis.messages.registry import ModelEntry, parse_model
 from gateway.admission import ModelFacts, invalid
 from gateway.chat import ChatTemplate
 from gateway.tokenizer import Encoder, TextTokenizer
+from gateway.tool_calls.forms import ToolForm
+from gateway.unloaded import Unloaded
 
 REFRESH_S = 10.0
 RETRY_S = 0.5
@@ -40,6 +43,14 @@ class Model:
     template: ChatTemplate | None
 
     @property
+    def info(self) -> ModelInfo:
+        """What clients are told."""
+        card = self.card
+        sizes = card.context_len_max, card.vocab_size
+        form = ToolForm.HERMES if self.template is None else self.template.tool_form
+        return ModelInfo(self.name, card.model_digest, *sizes, self.template is not None, form.value)
+
+    @property
     def facts(self) -> ModelFacts:
         return ModelFacts(self.name, self.card.context_len_max, self.card.vocab_size)
 
@@ -55,6 +66,7 @@ class Retry:
 
 class Models:
     def __init__(self, bus: Bus, encoder: Encoder, models_len_max: int, fetch_timeout_s: float) -> None:
+        self.unloaded = Unloaded(bus)
         self._bus = bus
         self._encoder = encoder
         self._models_len_max = models_len_max
@@ -68,7 +80,7 @@ class Models:
     @property
     def ready(self) -> bool:
         """Some model can be asked for."""
-        return any(name in self._loaded for name in self._served)
+        return any(name in self._loaded and name not in self.unloaded for name in self._served)
 
     @property
     def context_len_max(self) -> int:
@@ -82,6 +94,11 @@ class Models:
         return self._loaded.get(name)
 
     def served(self) -> list[Model]:
+        """Those that may be asked."""
+        return [model for model in self.present() if model.name not in self.unloaded]
+
+    def present(self) -> list[Model]:
+        """The unloaded ones too."""
         found = [self._loaded[name] for name in self._served if name in self._loaded]
         return sorted(found, key=lambda model: model.name)
 
@@ -91,6 +108,10 @@ class Models:
             async with asyncio.timeout(self._fetch_timeout_s):
                 while True:
                     entry = self._entry(name)
+                    if entry.name in self.unloaded:
+                        raise Status(
+                            Code.UNAVAILABLE, f"model: {entry.name[:200]} was unloaded; load it first"
+                        )
                     model = self._loaded.get(entry.name)
                     if model is not None:
                         return model
@@ -115,6 +136,7 @@ class Models:
     async def run(self) -> None:
         """Until cancelled: watches, loads, forgets."""
         subscription: Subscription | None = None
+        unloads: Subscription | None = None
         loop = asyncio.get_running_loop()
         refresh_at = loop.time() + REFRESH_S
         try:
@@ -122,8 +144,11 @@ class Models:
                 try:
                     if subscription is None:
                         subscription = await self._bus.watch(subjects.MODELS, self._on_entry)
+                    if unloads is None:
+                        unloads = await self.unloaded.watch()
                     if loop.time() >= refresh_at:
                         self._replace(await self._bus.entries(subjects.MODELS))
+                        await self.unloaded.refresh()
                         refresh_at = loop.time() + REFRESH_S
                     until = min(refresh_at, await self._load_all())
                 except BusError as error:
@@ -136,8 +161,9 @@ class Models:
                 except TimeoutError:
                     pass
         finally:
-            if subscription is not None:
-                await subscription.close()
+            for opened in (subscription, unloads):
+                if opened is not None:
+                    await opened.close()
 
     def _on_entry(self, entry: Entry) -> None:
         self._take(entry)

@@ -3,12 +3,17 @@
 Rules: a refusal names field and limit; what a call leaves open costs nothing later, because it is not there.
 """
 
+import struct
+
+import orjson
+
 from chassis.errors import Code, Status
 from chassis.messages.gateway import GenerateCall
 from chassis.messages.sampling import (
     ALLOWED_IDS_LEN_MAX,
     BAD_WORD_BYTES_MAX,
     BAD_WORDS_LEN_MAX,
+    GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_LEN_MAX,
     LOGIT_BIAS_MAX,
     NO_SHAPING,
@@ -16,6 +21,8 @@ from chassis.messages.sampling import (
     PROMPT_LOGPROBS_MAX,
     REPETITION_PENALTY_MAX,
     TOP_LOGPROBS_MAX,
+    Grammar,
+    GrammarKind,
     Sampling,
     Shaping,
     prompt_entries,
@@ -24,6 +31,8 @@ from chassis.messages.sampling import (
 TEMPERATURE_MAX = 2.0
 GREEDY_BELOW = 1e-5
 CHOICES_MAX = 16
+GRAMMAR_NESTING_MAX = 64
+GRAMMAR_CHOICES_MAX = 1024
 U32_MAX = 0xFFFFFFFF
 U64_MAX = 0xFFFFFFFFFFFFFFFF
 BadWords = tuple[tuple[int, ...], ...]
@@ -47,10 +56,17 @@ def check_sampling(call: GenerateCall) -> None:
     if call.prompt_logprobs is not None and not 0 <= call.prompt_logprobs <= TOP_LOGPROBS_MAX:
         raise _invalid(f"prompt_logprobs: {call.prompt_logprobs}; 0 to {TOP_LOGPROBS_MAX}")
     _check_lists(call)
+    if call.grammar is not None:
+        _check_grammar(call.grammar)
+        if call.ignore_eos:
+            raise _invalid("ignore_eos: not with a grammar, which may have to end")
     if call.n is not None and not 1 <= call.n <= CHOICES_MAX:
         raise _invalid(f"n: {call.n}; 1 to {CHOICES_MAX}")
     if (call.n or 1) > 1 and temperature_of(call) == 0:
         raise _invalid(f"n: {call.n}; 1 with temperature 0, all choices would be the same")
+    least = call.n or 1
+    if call.best_of is not None and not least <= call.best_of <= CHOICES_MAX:
+        raise _invalid(f"best_of: {call.best_of}; n, {least}, to {CHOICES_MAX}")
 
 
 def _check_lists(call: GenerateCall) -> None:
@@ -71,11 +87,85 @@ def _check_lists(call: GenerateCall) -> None:
             raise _invalid(f"bad_words[{i}]: 1 to {BAD_WORD_BYTES_MAX} bytes, and not only space")
 
 
+def _check_grammar(grammar: Grammar) -> None:
+    """Its size and form; whether it can be followed is for `gateway/grammar.py` to see."""
+    kind, text = grammar.kind, grammar.text
+    field = f"grammar.{kind.value}"
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise _invalid(f"{field}: not valid Unicode") from None
+    if kind is GrammarKind.JSON_OBJECT:
+        return
+    if not 0 < size <= GRAMMAR_BYTES_MAX:
+        raise _invalid(f"{field}: {size} bytes; 1 to {GRAMMAR_BYTES_MAX}")
+    if kind in (GrammarKind.REGEX, GrammarKind.LARK):
+        nesting = _brackets_of(text)
+    else:
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise _invalid(f"{field}: not JSON: {error}") from None
+        nesting = nesting_of(value)
+        if kind is GrammarKind.CHOICE:
+            _check_choices(value, field)
+        elif not isinstance(value, dict):
+            raise _invalid(f"{field}: not a JSON object")
+    if nesting > GRAMMAR_NESTING_MAX:
+        raise _invalid(f"{field}: nested {nesting} deep; at most {GRAMMAR_NESTING_MAX}")
+
+
+def _check_choices(choices: object, field: str) -> None:
+    if not isinstance(choices, list) or not all(isinstance(c, str) and c for c in choices):
+        raise _invalid(f"{field}: strings, none empty")
+    if not 0 < len(choices) <= GRAMMAR_CHOICES_MAX:
+        raise _invalid(f"{field}: {len(choices)}; 1 to {GRAMMAR_CHOICES_MAX}")
+
+
+def nesting_of(value: object) -> int:
+    """How deep the lists and objects of a JSON value lie in each other."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
+    return depth
+
+
+def _brackets_of(text: str) -> int:
+    """How deep its brackets go, whatever they mean: whoever reads it recurses no deeper."""
+    deepest = depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth = max(0, depth - 1)
+    return deepest
+
+
 def _check_range(field: str, value: float | None, least: float, most: float, above: bool = False) -> None:
-    """`above`: `least` itself is not in it. What is no number is not in any."""
-    if value is not None and not (least < value <= most if above else least <= value <= most):
+    """`above`: `least` itself is not in it, nor what messages cannot tell from it. NaN is in none."""
+    if value is not None and not (
+        value <= most and least < _float32(value) if above else least <= value <= most
+    ):
         says = f"above {least:g}, up to {most:g}" if above else f"{least:g} to {most:g}"
         raise _invalid(f"{field}: {value:g}; {says}")
+
+
+def _float32(value: float) -> float:
+    """As messages carry it."""
+    carried: float = struct.unpack("<f", struct.pack("<f", value))[0] if abs(value) < 1e38 else value
+    return carried
+
+
+def candidates_of(call: GenerateCall) -> int:
+    """How many are generated."""
+    return call.best_of or call.n or 1
+
+
+def picks(call: GenerateCall) -> bool:
+    """Whether only the best of what is generated is told."""
+    return candidates_of(call) > (call.n or 1)
 
 
 def check_ids(call: GenerateCall, model: str, vocab_size: int) -> None:
@@ -122,8 +212,9 @@ def sampling_of(call: GenerateCall, bad_words: BadWords = ()) -> Sampling:
         top_k=call.top_k or 0,
         top_p=1.0 if call.top_p is None else call.top_p,
         shaping=shaping if shaping != NO_SHAPING else None,
-        logprobs=call.top_logprobs,
+        logprobs=0 if call.top_logprobs is None and picks(call) else call.top_logprobs,
         prompt_logprobs=call.prompt_logprobs,
+        grammar=call.grammar,
     )
 
 

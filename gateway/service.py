@@ -6,26 +6,22 @@ A front door (gRPC here; others may stand beside it) calls `generate`, `resume`,
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 
 from chassis import log, subjects
 from chassis.bus import Handler, Subscription
 from chassis.errors import BusError, Code, Status
 from chassis.ids import BootId, GatewayId, RequestId
-from chassis.messages.gateway import (
-    Accepted,
-    Delta,
-    Finished,
-    GenerateCall,
-    GenerateEvent,
-    ModelInfo,
-    Turn,
-)
+from chassis.messages.gateway import GenerateCall, GenerateEvent, ModelInfo
 from chassis.messages.registry import GatewayEntry, build_gateway
 from chassis.messages.request import Request
+from chassis.metrics import Family
 from chassis.ports import Ports
 from chassis.trace import TraceContext
+from gateway.access.access import Access
+from gateway.access.caller import Caller
 from gateway.admission import (
     CallLimits,
     admit,
@@ -37,28 +33,26 @@ from gateway.admission import (
     of_choice,
     request_id_of,
 )
-from gateway.cancels import FULL
+from gateway.cancel_calls import CancelCalls
+from gateway.candidates import best_events
 from gateway.clients import Client, events_of
 from gateway.config import Config
-from gateway.events import CancelHeard, CancelWanted, ClientGone, LetGo, Resume, Submit
+from gateway.doors import Addresses, open_doors
+from gateway.events import ClientGone, LetGo, Resume, Submit
+from gateway.grammar import Grammars
+from gateway.jobs.intake import Intake, intake_of
+from gateway.line import Lines
+from gateway.meters import Meters
+from gateway.model_control import ModelControl
 from gateway.models import Model, Models
-from gateway.sampling import CHOICES_MAX, BadWords, forms_of
+from gateway.prompts import ids_of_bad_words, ids_of_prompt
+from gateway.sampling import candidates_of, check_ids, picks
 from gateway.spans import GENERATE, RESUME, RequestTrace
 from gateway.stream_loop import RETRY_MS, StreamLoop
 from gateway.tokenizer import Encoder
 
-__all__ = [
-    "Accepted",
-    "Delta",
-    "Finished",
-    "Gateway",
-    "GenerateCall",
-    "GenerateEvent",
-    "ModelInfo",
-    "Turn",
-]
-
 RETRY_S = 0.5
+JOBS_WAIT_S = 3.0  # for answers that are being written, when stopping
 ERRANDS_WAIT_S = 3.0  # for cancels under way, when stopping
 
 
@@ -67,15 +61,21 @@ class Gateway:
         self.boot = BootId(ports.new_id())
         self._config = config
         self._ports = ports
+        self._access = Access(config, ports, self.boot)
         self._encoder = Encoder(config.inline_encode_bytes_max)
         self._models = Models(ports.bus, self._encoder, config.models_len_max, config.card_fetch_timeout_s)
+        self._control = ModelControl(ports.bus, self._models, self._access, config.operators)
+        self._grammars = Grammars(config.grammar_timeout_s)
         self._streams = StreamLoop(GatewayId(self.boot), config, ports, self._models)
+        self._meters = Meters()
         self._numbers = itertools.count(1)
-        self._choices: dict[RequestId, int] = {}  # of calls being answered, by the first's id
+        self._lines = Lines(config.wait_max_ms)
+        self._cancels = CancelCalls(self._streams, self._numbers, config.streams_len_max)
+        self._jobs: Intake | None = intake_of(self, config, ports)
         self._standing = False
         self._draining = False
         self._drained = asyncio.Event()
-        self._address = ""
+        self._addresses = Addresses()
 
     # ---- life --------------------------------------------------------------------------------------
 
@@ -87,11 +87,19 @@ class Gateway:
     @property
     def address(self) -> str:
         """Of the gRPC server; empty when there is none."""
-        return self._address
+        return self._addresses.grpc
+
+    @property
+    def http_address(self) -> str:
+        """The same of HTTP."""
+        return self._addresses.http
 
     @property
     def counts(self) -> dict[str, int]:
         return self._streams.counts
+
+    def metrics(self) -> Iterable[Family]:
+        return self._meters.families(self._streams.gauges, self.counts)
 
     async def run(self) -> None:
         """Serves until cancelled or drained."""
@@ -102,9 +110,12 @@ class Gateway:
                 await self._subscribe(stack, subjects.TAKEOVER, streams.on_takeover)
                 tasks = [group.create_task(streams.run(group), name="core")]
                 tasks.append(group.create_task(self._models.run(), name="models"))
+                tasks.append(group.create_task(self._access.run(), name="access"))
                 self._standing = True
-                await self._open_doors(stack)
+                self._addresses = await open_doors(stack, self, self._control, self._config, self._ports)
                 tasks.append(group.create_task(self._register(), name="registry"))
+                if self._jobs is not None:
+                    tasks.append(group.create_task(self._jobs.run(), name="jobs"))
                 stack.callback(self._fall)
                 await self._drained.wait()
                 for task in tasks:
@@ -112,6 +123,7 @@ class Gateway:
         finally:
             self._fall()
             self._encoder.close()
+            self._grammars.close()
 
     async def drain(self) -> None:
         """No new requests; open streams get `drain_wait_s` to end, then are told to resume elsewhere."""
@@ -122,14 +134,19 @@ class Gateway:
                 await self._ports.bus.delete_entry(subjects.gateway_key(self.boot))
             except BusError as error:
                 log.debug("registry entry not deleted", error=str(error))
+            if self._jobs is not None:
+                await self._jobs.drain(JOBS_WAIT_S)
             await streams.until(lambda: not streams.open_len, loop.time() + self._config.drain_wait_s)
             streams.put(LetGo(loop.time()))
             await streams.until(lambda: streams.idle, loop.time() + ERRANDS_WAIT_S)
+            await self._access.give_back()
         self._drained.set()
 
     def check(self) -> None:
         """What holds between events."""
         self._streams.check()
+        if self._jobs is not None:
+            self._jobs.check()
 
     def _fall(self) -> None:
         self._standing = False
@@ -146,15 +163,8 @@ class Gateway:
                 log.warning("cannot subscribe", subject=subject, error=str(error))
             await asyncio.sleep(RETRY_S)
 
-    async def _open_doors(self, stack: AsyncExitStack) -> None:
-        if self._config.grpc_address:
-            from gateway.servicer import serve  # the simulation has no gRPC
-
-            self._address = await stack.enter_async_context(serve(self, self._config))
-            log.info("listening", grpc_address=self._address)
-
     async def _register(self) -> None:
-        address = self._config.advertise_address or self._address
+        address = self._config.advertise_address or self.address
         value = build_gateway(GatewayEntry(self.boot, address))
         while not self._draining:
             try:
@@ -165,18 +175,45 @@ class Gateway:
 
     # ---- what front doors call ---------------------------------------------------------------------
 
+    def authenticate(self, token: str | None) -> Caller:
+        """Raises Status (UNAUTHENTICATED)."""
+        return self._access.who(token)
+
     async def generate(
         self, call: GenerateCall, caller: TraceContext | None = None
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, deltas, Finished. Raises Status."""
+        if call.job and call.key:
+            call = replace(call, key=self._access.job_key(call.tenant, call.key))
+        async with AsyncExitStack() as stack:
+            with self._meters.door():
+                requests, traces = await self._admitted(call, caller)
+                hold = await stack.enter_async_context(self._access.hold(call, requests[0], len(requests)))
+            prompt_tokens = len(requests[0].prompt_ids)
+            events = await stack.enter_async_context(aclosing(self._submit(call, requests, traces)))
+            async for event in events:
+                hold.saw(event, prompt_tokens)
+                yield event
+
+    async def _admitted(
+        self, call: GenerateCall, caller: TraceContext | None
+    ) -> tuple[list[Request], list[RequestTrace]]:
+        """One of each a choice. Raises Status."""
         start_ns, start_s = self._ports.wall_ns(), asyncio.get_running_loop().time()
         self._check_door()
         check_call(call, self._limits)
-        choices = call.n or 1
+        choices = candidates_of(call)
         self._check_door(choices)
-        model = await self._models.find(call.model)
-        prompt_ids = await self._prompt_ids(call, model)
-        bad_words = await self._bad_words(call, model) if call.bad_words else ()
+        model = await self._model(call)
+        priority = call.priority
+        if priority is None:
+            priority = self._access.rights.priority(call.key, self._config.default_priority)
+        if not call.job:
+            self._lines.check(model.name, priority, start_s)
+        if call.grammar is not None:
+            await self._grammars.check(call.grammar, model)
+        prompt_ids = await ids_of_prompt(call, model, self._encoder, self._ports.wall_ns())
+        bad_words = await ids_of_bad_words(call, model, self._encoder) if call.bad_words else ()
         if call.client_key:
             request_id = request_id_of(call.tenant, call.client_key)
         else:
@@ -193,34 +230,37 @@ class Gateway:
             gateway=GatewayId(self.boot),
             fresh_seed=self._ports.new_seed(),
             bad_words=bad_words,
+            priority_default=priority,
         )
         requests = [of_choice(first, i, trace.context.encode()) for i, trace in enumerate(traces)]
         for request, trace in zip(requests, traces, strict=True):
             trace.asked(request, "chat" if call.chat is not None else "text_completion")
-        async with aclosing(self._submit(requests, traces, call.stream_interval)) as events:
-            async for event in events:
-                yield event
+        return requests, traces
 
     async def _submit(
-        self, requests: list[Request], traces: list[RequestTrace], interval: int
+        self, call: GenerateCall, requests: list[Request], traces: list[RequestTrace]
     ) -> AsyncGenerator[GenerateEvent, None]:
         """One stream of all choices. The others follow once the first is accepted: what refuses it (a full
         stream, another body under its key) would refuse them too."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         clients: list[Client] = []
         async with AsyncExitStack() as stack:
-            self._choices[requests[0].id] = len(requests)
-            stack.callback(self._choices.pop, requests[0].id, None)
+            stack.enter_context(self._cancels.answering(requests[0].id, len(requests)))
             for choice, (request, trace) in enumerate(zip(requests, traces, strict=True)):
-                clients.append(
-                    await stack.enter_async_context(self._client(request.id, trace, choice, ready, interval))
-                )
-                self._streams.put(Submit(loop.time(), clients[-1].number, request))
+                now = loop.time()
+                waiting = self._lines.enter(request.model, request.priority, now)
+                client = Client(next(self._numbers), request.id, choice, ready, call.stream_interval, waiting)
+                clients.append(await stack.enter_async_context(self._attended(client, trace)))
+                self._streams.put(Submit(now, client.number, request))
                 if choice == 0 and len(requests) > 1:
                     await clients[0].answered()
                     if clients[0].failed:
                         break
-            async with aclosing(events_of(clients, ready)) as events:
+            if picks(call):
+                told = best_events(clients, ready, call.n or 1, call.top_logprobs is not None)
+            else:
+                told = events_of(clients, ready)
+            async with aclosing(told) as events:
                 async for event in events:
                     yield event
 
@@ -230,6 +270,7 @@ class Gateway:
         output_ids: tuple[int, ...],
         tenant: str = "",
         caller: TraceContext | None = None,
+        key: str = "",
     ) -> AsyncGenerator[GenerateEvent, None]:
         """The rest of a request after the ids the client holds. Raises Status."""
         self._check_door()
@@ -241,57 +282,49 @@ class Gateway:
         if len(output_ids) > longest:
             raise invalid(f"output_ids: {len(output_ids)}; at most {longest}, the longest context less one")
         trace = self._trace(RESUME, checked, caller, start_ns, start_s)
-        async with self._client(checked, trace) as client, aclosing(client.events()) as events:
+        async with (
+            self._access.hold_resumed(key) as hold,
+            self._attended(Client(next(self._numbers), checked), trace) as client,
+            aclosing(client.events()) as events,
+        ):
             now = asyncio.get_running_loop().time()
             self._streams.put(Resume(now, client.number, checked, tenant, output_ids))
             async for event in events:
+                hold.saw(event)
                 yield event
 
     async def cancel(self, request_id: str, tenant: str = "") -> None:
         """Returns once it is under way or over, of all choices if it is the first's. Raises Status."""
         self._check_standing()
-        checked = check_request_id(request_id)
-        here = self._choices.get(checked)  # elsewhere: one after the other, until there is none
-        if not await self._cancel(checked, tenant):
-            raise Status(Code.NOT_FOUND, f"request_id: {request_id!r} is not known")
-        for choice in range(1, here or CHOICES_MAX):
-            if not await self._cancel(choice_id(checked, choice), tenant) and here is None:
-                return
-
-    async def _cancel(self, checked: RequestId, tenant: str) -> bool:
-        """Whether it is known. Raises Status."""
-        cancels = self._streams.cancels
-        if len(cancels) >= self._config.streams_len_max:
-            raise Status(Code.UNAVAILABLE, FULL, RETRY_MS)
-        loop, reply = asyncio.get_running_loop(), next(self._numbers)
-        heard: asyncio.Future[CancelHeard] = loop.create_future()
-        cancels[reply] = heard
-        try:
-            self._streams.put(CancelWanted(loop.time(), checked, tenant, reply))
-            answer = await heard
-        finally:
-            del cancels[reply]
-        if answer.failed:
-            raise Status(Code.UNAVAILABLE, answer.failed, RETRY_MS)
-        return answer.found
+        await self._cancels.cancel(request_id, tenant)
 
     async def tokenize(self, call: GenerateCall) -> tuple[int, ...]:
         """The prompt of a call in tokens, as `generate` would have it. Raises Status."""
         self._check_standing()
         check_input(call, self._limits)
-        return await self._prompt_ids(call, await self._models.find(call.model))
+        model = await self._model(call)
+        await self._access.spend_request(call.key)
+        return await ids_of_prompt(call, model, self._encoder, self._ports.wall_ns())
 
-    def list_models(self) -> list[ModelInfo]:
-        return [
-            ModelInfo(
-                model.name,
-                model.card.model_digest,
-                model.card.context_len_max,
-                model.card.vocab_size,
-                model.template is not None,
-            )
-            for model in self._models.served()
-        ]
+    async def detokenize(self, call: GenerateCall) -> tuple[bytes, ...]:
+        """The bytes of each of its token ids. Raises Status."""
+        card, ids = (await self._model(call)).card, call.token_ids or ()
+        check_ids(call, card.name, card.vocab_size)
+        return tuple([card.token_bytes[i] for i in ids])
+
+    def list_models(self, who: Caller | None = None) -> list[ModelInfo]:
+        return [m.info for m in self._models.served() if self.may_use(who or Caller(""), m.name)]
+
+    def may_use(self, who: Caller, model: str) -> bool:
+        return self._access.rights.may_use(who.key, model)
+
+    async def _model(self, call: GenerateCall) -> Model:
+        """Of a call that may be made. Raises Status."""
+        self._access.check_call(call)
+        model = await self._models.find(call.model)
+        if not call.job:
+            self._access.rights.check_model(call.key, model.name)
+        return model
 
     @property
     def _limits(self) -> CallLimits:
@@ -309,51 +342,18 @@ class Gateway:
         if len(self._streams.clients) + choices > self._config.streams_len_max:
             raise Status(Code.UNAVAILABLE, "gateway: too many open streams", RETRY_MS)
 
-    async def _prompt_ids(self, call: GenerateCall, model: Model) -> tuple[int, ...]:
-        if call.token_ids is not None:
-            return call.token_ids
-        if model.tokenizer is None:
-            raise invalid(f"input: model {model.name} has no tokenizer; give token_ids")
-        if call.prompt is not None:
-            return await self._encoder.encode(model.tokenizer, call.prompt, add_bos=True)
-        if model.template is None:
-            raise invalid(f"chat: model {model.name} has no chat template; give a prompt")
-        text = model.template.render(call.chat or (), self._ports.wall_ns())
-        return await self._encoder.encode(model.tokenizer, text, add_bos=False)
-
-    async def _bad_words(self, call: GenerateCall, model: Model) -> BadWords:
-        """In ids, all their forms. Raises Status."""
-        if model.tokenizer is None:
-            raise invalid(f"bad_words: model {model.name} has no tokenizer")
-        forms = forms_of(call.bad_words)
-        encoded = [await self._encoder.encode(model.tokenizer, form, add_bos=False) for form in forms]
-        size = model.card.vocab_size  # tokenizers may know more: those are never drawn
-        return tuple(dict.fromkeys(ids for ids in encoded if ids and max(ids) < size))
-
     def _trace(
         self, name: str, request_id: RequestId, caller: TraceContext | None, start_ns: int, start_s: float
     ) -> RequestTrace:
+        ports = self._ports
         return RequestTrace(
-            self._ports.tracer,
-            self._ports.wall_ns,
-            name,
-            request_id,
-            caller,
-            start_ns=start_ns,
-            start_s=start_s,
+            ports.tracer, ports.wall_ns, name, request_id, caller, start_ns=start_ns, start_s=start_s
         )
 
     @asynccontextmanager
-    async def _client(
-        self,
-        request_id: RequestId,
-        trace: RequestTrace,
-        choice: int = 0,
-        ready: asyncio.Event | None = None,
-        interval: int = 0,
-    ) -> AsyncIterator[Client]:
-        client = Client(next(self._numbers), request_id, choice, ready, interval)
-        streams = self._streams
+    async def _attended(self, client: Client, trace: RequestTrace) -> AsyncIterator[Client]:
+        """What it is told comes from the core while the context lasts."""
+        streams, request_id = self._streams, client.request_id
         streams.clients[client.number] = client
         streams.traces[request_id] = trace
         error: BaseException | None = None
@@ -368,8 +368,9 @@ class Gateway:
                 del streams.traces[request_id]
             if not client.over and self._standing:
                 streams.put(ClientGone(asyncio.get_running_loop().time(), client.number, request_id))
+            client.leave_line()
             streams.nudge()
-            trace.done(client, error)
+            trace.done(client, error, self._meters)
 
 
 async def _close(subscription: Subscription) -> None:

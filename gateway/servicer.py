@@ -5,11 +5,11 @@ deadline counts; a client that leaves, or a connection that pings no more, ends 
 """
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -20,9 +20,7 @@ from chassis import log
 from chassis.errors import Code, Status
 from chassis.messages import BadMessage
 from chassis.messages.gateway import (
-    GenerateCall,
     GenerateEvent,
-    ModelInfo,
     build_cancel_reply,
     build_event,
     build_models,
@@ -35,55 +33,48 @@ from chassis.messages.gateway import (
 )
 from chassis.trace import TraceContext
 from chassis.wire import gateway_pb2
+from gateway.access.caller import Caller, bearer
 from gateway.config import Config
+from gateway.front import Front
+from gateway.traceparent import caller_of
 
 INFERENCE = gateway_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 HEALTH_CHECK_S = 0.5
+METADATA_BYTES_MAX = 16 * 1024
 GRACE_S = 0.5
 MESSAGE_LEN_MAX = 2000  # of an error, which travels in a header
 
 Context = Any  # grpc.aio.ServicerContext; its package has no types
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
-class Front(Protocol):
-    """What a front door needs of the gateway."""
+@dataclass(frozen=True, slots=True)
+class OtherService:
+    """Of another protocol, on the same server."""
 
-    @property
-    def ready(self) -> bool: ...
-
-    def generate(
-        self, call: GenerateCall, caller: TraceContext | None = None
-    ) -> AsyncGenerator[GenerateEvent, None]: ...
-
-    def resume(
-        self,
-        request_id: str,
-        output_ids: tuple[int, ...],
-        tenant: str = "",
-        caller: TraceContext | None = None,
-    ) -> AsyncGenerator[GenerateEvent, None]: ...
-
-    async def cancel(self, request_id: str, tenant: str = "") -> None: ...
-
-    async def tokenize(self, call: GenerateCall) -> tuple[int, ...]: ...
-
-    def list_models(self) -> list[ModelInfo]: ...
+    name: str
+    handlers: grpc.GenericRpcHandler
 
 
 @asynccontextmanager
-async def serve(front: Front, config: Config) -> AsyncIterator[str]:
+async def serve(front: Front, config: Config, others: Sequence[OtherService] = ()) -> AsyncIterator[str]:
     """Listens while the context lasts; gives the address. Raises OSError when it cannot."""
+    names = (INFERENCE, *(other.name for other in others))
     server = grpc.aio.server(
         options=_options(config), maximum_concurrent_rpcs=config.streams_len_max + config.streams_len_max // 4
     )
-    server.add_generic_rpc_handlers((InferenceServicer(front, config).handlers(), _health_handlers(front)))
-    reflection.enable_server_reflection((INFERENCE, HEALTH, reflection.SERVICE_NAME), server)
+    server.add_generic_rpc_handlers(
+        (
+            InferenceServicer(front).handlers(),
+            _health_handlers(front, names),
+            *(other.handlers for other in others),
+        )
+    )
+    reflection.enable_server_reflection((*names, HEALTH, reflection.SERVICE_NAME), server)
     host, _, _ = config.grpc_address.rpartition(":")
     try:
-        port = server.add_insecure_port(config.grpc_address)
-    except RuntimeError as error:
+        port = _add_port(server, config)
+    except (RuntimeError, OSError) as error:
         raise OSError(f"cannot listen on {config.grpc_address}: {error}") from error
     await server.start()
     try:
@@ -92,10 +83,22 @@ async def serve(front: Front, config: Config) -> AsyncIterator[str]:
         await server.stop(GRACE_S)
 
 
+def _add_port(server: grpc.aio.Server, config: Config) -> int:
+    """Raises RuntimeError, OSError."""
+    if not config.tls_key_file:
+        return int(server.add_insecure_port(config.grpc_address))
+    pair = (Path(config.tls_key_file).read_bytes(), Path(config.tls_certificate_file).read_bytes())
+    ca = Path(config.tls_client_ca_file).read_bytes() if config.tls_client_ca_file else None
+    credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+    return int(server.add_secure_port(config.grpc_address, credentials))
+
+
 def _options(config: Config) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.message_bytes_max),
         ("grpc.max_send_message_length", config.message_bytes_max),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX // 2),  # beyond it some are refused
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),  # all
         ("grpc.max_concurrent_streams", config.streams_per_connection_max),
         ("grpc.keepalive_time_ms", config.keepalive_interval_ms),
         ("grpc.keepalive_timeout_ms", config.keepalive_timeout_ms),
@@ -108,9 +111,8 @@ def _options(config: Config) -> list[tuple[str, int]]:
 
 
 class InferenceServicer:
-    def __init__(self, front: Front, config: Config) -> None:
+    def __init__(self, front: Front) -> None:
         self._front = front
-        self._tenant = config.tenant
 
     def handlers(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -118,34 +120,41 @@ class InferenceServicer:
             {
                 "Generate": grpc.unary_stream_rpc_method_handler(_streaming(self._generate)),
                 "Resume": grpc.unary_stream_rpc_method_handler(_streaming(self._resume)),
-                "Cancel": grpc.unary_unary_rpc_method_handler(_answering(self._cancel)),
-                "ListModels": grpc.unary_unary_rpc_method_handler(_answering(self._list_models)),
-                "Tokenize": grpc.unary_unary_rpc_method_handler(_answering(self._tokenize)),
+                "Cancel": grpc.unary_unary_rpc_method_handler(answering(self._cancel)),
+                "ListModels": grpc.unary_unary_rpc_method_handler(answering(self._list_models)),
+                "Tokenize": grpc.unary_unary_rpc_method_handler(answering(self._tokenize)),
             },
         )
 
     def _generate(self, data: bytes, context: Context) -> AsyncGenerator[GenerateEvent, None]:
-        call = parse_generate(data)
+        who, call = self._who(context), parse_generate(data)
         left_s = context.time_remaining()
         left_ms = None if left_s is None else max(1, int(left_s * 1000))
         return self._front.generate(
-            replace(call, tenant=self._tenant, time_left_ms=left_ms), _caller(context)
+            replace(call, tenant=who.tenant, key=who.key, time_left_ms=left_ms), trace_of(context)
         )
 
     def _resume(self, data: bytes, context: Context) -> AsyncGenerator[GenerateEvent, None]:
-        request_id, output_ids = parse_resume(data)
-        return self._front.resume(request_id, output_ids, self._tenant, _caller(context))
+        who, (request_id, output_ids) = self._who(context), parse_resume(data)
+        return self._front.resume(request_id, output_ids, who.tenant, trace_of(context), who.key)
 
-    async def _cancel(self, data: bytes) -> bytes:
-        await self._front.cancel(parse_cancel(data), self._tenant)
+    async def _cancel(self, data: bytes, context: Context) -> bytes:
+        who = self._who(context)
+        await self._front.cancel(parse_cancel(data), who.tenant)
         return build_cancel_reply()
 
-    async def _list_models(self, data: bytes) -> bytes:
+    async def _list_models(self, data: bytes, context: Context) -> bytes:
+        who = self._who(context)
         parse_list_models(data)
-        return build_models(self._front.list_models())
+        return build_models(self._front.list_models(who))
 
-    async def _tokenize(self, data: bytes) -> bytes:
-        return build_tokens(await self._front.tokenize(replace(parse_tokenize(data), tenant=self._tenant)))
+    async def _tokenize(self, data: bytes, context: Context) -> bytes:
+        who, call = self._who(context), parse_tokenize(data)
+        call = replace(call, tenant=who.tenant, key=who.key)
+        return build_tokens(await self._front.tokenize(call))
+
+    def _who(self, context: Context) -> Caller:
+        return self._front.authenticate(bearer(metadata_of(context, "authorization")))
 
 
 def _streaming(
@@ -157,24 +166,24 @@ def _streaming(
                 async for event in events:
                     yield build_event(event)
         except Exception as error:
-            await _abort(context, error)
+            await refuse(context, error)
 
     return handler
 
 
-def _answering(
-    answer: Callable[[bytes], Awaitable[bytes]],
+def answering(
+    answer: Callable[[bytes, Context], Awaitable[bytes]],
 ) -> Callable[[bytes, Context], Awaitable[bytes]]:
     async def handler(data: bytes, context: Context) -> bytes:
         try:
-            return await answer(data)
+            return await answer(data, context)
         except Exception as error:
-            await _abort(context, error)
+            await refuse(context, error)
 
     return handler
 
 
-async def _abort(context: Context, error: Exception) -> NoReturn:
+async def refuse(context: Context, error: Exception) -> NoReturn:
     """Ends a call with what the user is to know."""
     match error:
         case Status():
@@ -189,23 +198,25 @@ async def _abort(context: Context, error: Exception) -> NoReturn:
     raise AssertionError("abort returns never")
 
 
-def _caller(context: Context) -> TraceContext | None:
-    """The client's W3C trace context, if it sent one."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str) and (found := _TRACEPARENT.fullmatch(value)):
-            flags = int(found[3], 16) & 1  # other bits say how the id was made
-            return TraceContext.decode(bytes.fromhex(found[1] + found[2]) + bytes([flags]))
-    return None
+def trace_of(context: Context) -> TraceContext | None:
+    return caller_of(metadata_of(context, "traceparent"))
+
+
+def metadata_of(context: Context, name: str) -> str | None:
+    """The first of this name, if it is text."""
+    values = (value for key, value in context.invocation_metadata() or () if key == name)
+    first = next(values, None)
+    return first if isinstance(first, str) else None
 
 
 # ---- health ----------------------------------------------------------------------------------------
 
 
-def _health_handlers(front: Front) -> grpc.GenericRpcHandler:
+def _health_handlers(front: Front, names: Sequence[str]) -> grpc.GenericRpcHandler:
     """grpc.health.v1, asked rather than told: the answer is the gateway's readiness at that moment."""
 
     def status_of(service: str) -> "health_pb2.HealthCheckResponse.ServingStatus.ValueType | None":
-        if service not in ("", INFERENCE):
+        if service not in ("", *names):
             return None
         response = health_pb2.HealthCheckResponse
         return response.SERVING if front.ready else response.NOT_SERVING

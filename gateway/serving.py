@@ -12,7 +12,7 @@ from chassis.messages.ownership import (
     TakeoverQuestion,
 )
 from chassis.messages.request import Cancel, Claim, Reason, Terminal
-from chassis.messages.sampling import UNTOLD, TokenLogprobs, recorded
+from chassis.messages.sampling import GRAMMAR_ERROR, UNTOLD, TokenLogprobs, recorded
 from gateway.events import (
     AskOwner,
     AttachAnswered,
@@ -147,7 +147,12 @@ class Serving:
 
     def _end(self, stream: Stream, how: Finish | Terminal, length: int) -> None:
         if how.reason is Reason.FAILED:
-            self._table.fail(stream, Code.INTERNAL, f"request {stream.id}: {how.error or 'failed'}")
+            asked = how.error.startswith(GRAMMAR_ERROR)
+            code = Code.INVALID_ARGUMENT if asked else Code.INTERNAL
+            self._table.fail(stream, code, f"request {stream.id}: {how.error or 'failed'}")
+        elif how.reason is Reason.REFUSED or (how.reason is Reason.DEADLINE and how.error):
+            code = Code.UNAVAILABLE if how.reason is Reason.REFUSED else Code.DEADLINE_EXCEEDED
+            self._table.fail(stream, code, f"request {stream.id}: {how.error}", how.retry_ms or None)
         else:
             self._table.drop(stream)
             self._table.out.append(

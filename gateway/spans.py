@@ -11,6 +11,7 @@ from chassis.ids import RequestId
 from chassis.messages.request import Request, Usage
 from chassis.trace import Span, TraceContext, Tracer, Value
 from gateway.clients import Client
+from gateway.meters import Meters
 
 GENERATE = "gateway.generate"
 RESUME = "gateway.resume"
@@ -78,7 +79,7 @@ class RequestTrace:
             self._parent = origin.span_id
             self.asked(request, "resume")
 
-    def done(self, client: Client, error: BaseException | None) -> None:
+    def done(self, client: Client, error: BaseException | None, meters: Meters | None = None) -> None:
         """The client took the end, or left, or was told why not."""
         end_ns = self._wall_ns()
         what = None if error is None or client.end is not None else _error_type(error)
@@ -93,6 +94,8 @@ class RequestTrace:
             self.attributes["shoal.attempt"] = client.end.attempt
         if what is not None:
             self.attributes["error.type"] = what
+        if meters is not None:
+            self._count(meters, client, what, end_ns)
         self._tracer.record(
             Span(
                 self._key,
@@ -106,6 +109,18 @@ class RequestTrace:
             )
         )
         self._tracer.keep([self._key])
+
+    def _count(self, meters: Meters, client: Client, error: str | None, end_ns: int) -> None:
+        first_us = self.attributes.get(FIRST_TOKEN)
+        meters.ended(
+            operation=str(self.attributes.get("gen_ai.operation.name", "resume")),
+            model=str(self.attributes.get("gen_ai.request.model", "")),
+            outcome=error or (client.end.reason.value if client.end is not None else "CANCELLED"),
+            failed=error is not None,
+            duration_s=max(0, end_ns - self._start_ns) / 1e9,
+            first_token_s=first_us / 1e6 if isinstance(first_us, int) else None,
+            num_tokens=client.taken,
+        )
 
     def _record(
         self, name: str, start_ns: int, end_ns: int, attributes: dict[str, Value], error: str | None

@@ -33,6 +33,7 @@ from gateway.events import (
     Event,
     Fail,
     Pass,
+    Published,
     PublishRequest,
     ReadMessage,
     ReadRecord,
@@ -47,7 +48,7 @@ from gateway.streams import StreamLimits, Streams
 
 RETRY_MS = 1000
 
-Call = PublishRequest | ReadRecord | ReadMessage | AskOwner | WriteCancel
+Call = ReadRecord | ReadMessage | AskOwner | WriteCancel
 
 
 class StreamLoop:
@@ -68,6 +69,11 @@ class StreamLoop:
     @property
     def open_len(self) -> int:
         return len(self._core)
+
+    @property
+    def gauges(self) -> dict[str, float]:
+        """By the names that scrapers are told."""
+        return {"shoal_gateway_streams_open": len(self._core), "shoal_gateway_clients": len(self.clients)}
 
     @property
     def idle(self) -> bool:
@@ -169,13 +175,13 @@ class StreamLoop:
                         waiting.set_result(effect)
                 case Count(what, amount):
                     self._count(what, amount)
+                case PublishRequest():
+                    self._publish(effect)
                 case _:
                     group.create_task(self._complete(effect), name=type(effect).__name__)
 
     async def _complete(self, effect: Call) -> None:
         match effect:
-            case PublishRequest():
-                self.put(await self._publish(effect))
             case ReadRecord():
                 self.put(await self._calls.read_record(effect))
             case ReadMessage():
@@ -185,14 +191,17 @@ class StreamLoop:
             case WriteCancel():
                 self.put(await self._calls.write_cancel(effect))
 
-    async def _publish(self, effect: PublishRequest) -> Event:
+    def _publish(self, effect: PublishRequest) -> None:
         request = effect.request
         start_ns = self._ports.wall_ns()
-        published = await self._calls.publish(effect)
-        if (trace := self.traces.get(request.id)) is not None:
-            subject = subjects.request(request.model, request.priority, request.id)
-            trace.published(start_ns, self._ports.wall_ns(), published.outcome.value, subject)
-        return published
+
+        def done(published: Published) -> None:
+            if (trace := self.traces.get(request.id)) is not None:
+                subject = subjects.request(request.model, request.priority, request.id)
+                trace.published(start_ns, self._ports.wall_ns(), published.outcome.value, subject)
+            self.put(published)
+
+        self._calls.publish(effect, done)
 
     def _accept(self, effect: Accept) -> None:
         client = self.clients.get(effect.client)

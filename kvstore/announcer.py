@@ -5,22 +5,42 @@ What was missed meanwhile, and what is more than a few messages at once, leaves 
 which a listener knows that it has to read the pools anew.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Protocol
 
 from chassis.ids import BlockHash, BootId
-from chassis.messages.cache import CacheChanges, Holdings, HoldingsQuestion
+from chassis.messages.cache import (
+    TIER_POOL,
+    CacheChanges,
+    Held,
+    Holdings,
+    HoldingsQuestion,
+    PoolTotals,
+    tier_of,
+)
 from kvstore.changes import PoolChanges
 from kvstore.ledger import Ledger
+from kvstore.pool import PIECE_BLOCKS
 
 INTEREST_S = 30.0
 CONTENTS_MAX = 1024  # of a message: 64 KiB
 MESSAGES_MAX = 16  # of one call
 
 
+class Shelf(Protocol):
+    """A tier: `kvstore/catalog.py` has what it holds."""
+
+    def totals(self) -> PoolTotals: ...
+
+    def piece(self, first_place: int, count: int, now: float) -> tuple[tuple[Held, ...], int | None]: ...
+
+
 class Announcer:
-    def __init__(self, boot: BootId, ledger: Ledger) -> None:
+    def __init__(self, boot: BootId, ledger: Ledger, shelves: Sequence[Shelf] = ()) -> None:
+        """`shelves`: the tiers below the pools."""
         self.number = 0  # of the last change
+        self._shelves = {shelf.totals().ref.generation: shelf for shelf in shelves}
         self._boot = boot
         self._ledger = ledger
         self._until = float("-inf")
@@ -33,8 +53,13 @@ class Announcer:
             self.number += 1
         changes.wanted, changes.missed = True, False
         pools, held, following = self._ledger.holdings(question.generation, question.first_block, now)
+        pools += tuple(shelf.totals() for shelf in self._shelves.values())
+        tier, shelf = TIER_POOL, self._shelves.get(question.generation)
+        if shelf is not None:
+            tier = question.generation
+            held, following = shelf.piece(question.first_block, PIECE_BLOCKS, now)
         return Holdings(
-            self._boot, self.number, pools, question.generation, question.first_block, held, following
+            self._boot, self.number, pools, question.generation, question.first_block, held, following, tier
         )
 
     def messages(self, now: float) -> tuple[CacheChanges, ...]:
@@ -79,4 +104,5 @@ class Announcer:
             evicted=evicted,
             cleared=pool.cleared and first,
             gone=pool.gone,
+            tier=tier_of(attach.pool),
         )

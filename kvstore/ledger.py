@@ -9,239 +9,32 @@ holds is kept only if the attach under which the memory was last written is the 
 `changes` notes what came and went, for whoever listens.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from chassis.errors import RpcRejected
 from chassis.ids import BlockHash, BlockId, Epoch
 from chassis.messages.cache import Held, PoolTotals
 from chassis.messages.kvstore import (
-    KEEP_DEFAULT,
-    KEEP_LEAST,
-    NO_PARENT,
     Attach,
     Attached,
-    Commit,
     Exchange,
     Exchanged,
+    Locate,
+    Located,
     PoolRef,
     Stats,
 )
-from kvstore.block import BlockTable
 from kvstore.changes import Changes
-from kvstore.prefix import PrefixIndex
+from kvstore.pool import PIECE_BLOCKS, Pool, Tally, bad
 
 FENCES_MAX = 4096
 STAMPS_MAX = 1024
-PIECE_BLOCKS = 4096  # of a pool, read at once
-
-
-def bad(field: str, why: str) -> RpcRejected:
-    return RpcRejected("INVALID_ARGUMENT", f"{field}: {why}")
+BLOCK_SIZE_TOKENS_MAX = 65_535  # as segments on disk say it
 
 
 def stale(why: str) -> RpcRejected:
     return RpcRejected("FAILED_PRECONDITION", why)
-
-
-@dataclass(slots=True)
-class Tally:
-    """Blocks since the start, and calls refused as ghosts."""
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    old_epochs: int = 0
-
-
-class Pool:
-    """The blocks of one generation. Methods validate before they change anything."""
-
-    __slots__ = ("_changes", "_tally", "as_of", "attach", "index", "now", "ref", "table")
-
-    def __init__(
-        self, attach: Attach, before: "Pool | None", tally: Tally, changes: Changes, now: float
-    ) -> None:
-        """Takes `attach` as the truth; content that nobody holds stays cached as `before` had it."""
-        held = _inventory(attach)
-        self.ref = attach.pool
-        self.as_of = attach.pool  # content is as it was under this attach: a later one may not have been used
-        self.attach = attach
-        self.now = now  # of the call under way
-        self._tally = tally
-        self._changes = changes
-        self.index = PrefixIndex(attach.num_blocks)
-        known = before.index if before is not None and before._knows(attach) else None
-        if before is not None and known is not None:
-            self.as_of = before.as_of
-            for block in before._unheld(held):
-                content = known.content(block)
-                assert content is not None
-                self.index.cache(block, content, known, now)
-        for block, content in attach.committed:
-            self.index.commit(block, content, None)
-            if known is not None:
-                self.index.recall(known, content)
-        self.table = BlockTable(attach.num_blocks, held, self.index.cached_blocks())
-        self._tell(known)
-
-    def _tell(self, known: PrefixIndex | None) -> None:
-        """What an attach changed; all of it, where nothing was known before."""
-        changes, index = self._changes, self.index
-        if known is None:
-            changes.cleared(self.attach)
-        elif changes.wanted:
-            for content, _ in known.hashes():
-                if index.holder(content) is None:
-                    changes.evicted(self.attach, content)
-        else:
-            changes.missed = True
-        for _, content in self.attach.committed:
-            changes.stored(self.attach, content, index.parent(content))
-
-    def _knows(self, attach: Attach) -> bool:
-        """Whether nobody wrote the memory elsewhere since."""
-        seen = ((ref.epoch, ref.attachment) for ref in (self.ref, self.as_of))
-        epoch, number = attach.prior_epoch, attach.prior_attachment
-        return epoch > 0 and any(epoch == known[0] and number in (0, known[1]) for known in seen)
-
-    def _unheld(self, held: "Counter[BlockId]") -> Sequence[BlockId]:
-        """Known content outside `held`, the longest unused first: cached, then leased, tails before heads."""
-        index = self.index
-        cached = [b for b in index.cached_by_use() if b not in held]
-        references = self.table.references
-        leased = [b for _, b in index.hashes() if references[b] and b not in held]
-        return cached + leased[::-1]
-
-    def match(self, chains: Sequence[Sequence[BlockHash]]) -> tuple[tuple[BlockId, ...], ...]:
-        references, index = self.table.references, self.index
-        matched = []
-        for chain in chains:
-            found = index.find(chain)
-            for block in found:
-                if references[block] == 0:
-                    index.revive(block)
-                references[block] += 1
-            if found:
-                index.count_hit(chain[len(found) - 1])
-            self._tally.hits += len(found)
-            self._tally.misses += len(chain) - len(found)
-            matched.append(tuple(found))
-        return tuple(matched)
-
-    def exchange(self, call: Exchange) -> Exchanged:
-        """Commits, releases, leases, in this order."""
-        self._validate_commits(call.commits)
-        self._validate_releases(call.releases)
-        if call.keeps and len(call.keeps) != len(call.releases):
-            raise bad("release_keeps", f"{len(call.keeps)} for {len(call.releases)} releases")
-        if any(keep > KEEP_LEAST for keep in call.keeps):
-            raise bad("release_keeps", f"above {KEEP_LEAST}")
-        index = self.index
-        for block, content, parent in call.commits:
-            displaced = index.commit(block, content, parent)
-            if displaced is not None:
-                self.table.free.append(displaced)
-            self._changes.stored(self.attach, content, parent)
-        references = self.table.references
-        keeps = call.keeps or (KEEP_DEFAULT,) * len(call.releases)
-        for block, keep in zip(reversed(call.releases), reversed(keeps), strict=True):
-            references[block] -= 1
-            if references[block]:
-                index.let_go(block, keep)
-            elif not index.settle(block, keep, self.now):
-                self.table.free.append(block)
-        return Exchanged(self._lease(call.lease_count), len(self.table.free), self.index.cached)
-
-    def _lease(self, count: int) -> tuple[BlockId, ...]:
-        """As many as there are, up to `count`: free ones first, then the least recently used cached ones."""
-        free, references = self.table.free, self.table.references
-        leased = [free.pop() for _ in range(min(count, len(free)))]
-        evicted = [self.index.evict() for _ in range(min(count - len(leased), self.index.cached))]
-        self._tally.evictions += len(evicted)
-        for block, content in evicted:
-            self._changes.evicted(self.attach, content)
-            leased.append(block)
-        for block in leased:
-            assert references[block] == 0
-            references[block] = 1
-        return tuple(leased)
-
-    def _validate_commits(self, commits: Sequence[Commit]) -> None:
-        references = self.table.references
-        said: dict[BlockId, BlockHash] = {}
-        for block, content, _ in commits:
-            if block >= len(references):
-                raise bad("commit_blocks", f"{block} is not below {len(references)}")
-            if not references[block]:
-                raise bad("commit_blocks", f"{block} is not leased")
-            if content == NO_PARENT:
-                raise bad("commit_hashes", f"block {block}: zeros name no content")
-            known = self.index.content(block) or said.setdefault(block, content)
-            if known != content:
-                raise bad("commit_hashes", f"block {block} holds other content")
-
-    def _validate_releases(self, releases: Sequence[BlockId]) -> None:
-        references = self.table.references
-        distinct = set(releases)
-        for block in releases:
-            if block >= len(references):
-                raise bad("release_blocks", f"{block} is not below {len(references)}")
-            if not references[block]:
-                raise bad("release_blocks", f"{block} is not leased")
-        if len(distinct) < len(releases):
-            for block, count in Counter(releases).items():
-                if count > references[block]:
-                    raise bad("release_blocks", f"{block} has {references[block]} references, not {count}")
-
-    def totals(self) -> PoolTotals:
-        attach, free, cached = self.attach, len(self.table.free), self.index.cached
-        leased = attach.num_blocks - free - cached
-        return PoolTotals(
-            self.ref, attach.namespace, attach.block_size_tokens, attach.num_blocks, free, leased, cached
-        )
-
-    def piece(self, first_block: int, now: float) -> tuple[Held, ...]:
-        """What the blocks from `first_block` on hold, `PIECE_BLOCKS` of them."""
-        index, references, held = self.index, self.table.references, []
-        for number in range(first_block, min(first_block + PIECE_BLOCKS, self.attach.num_blocks)):
-            content = index.content(block := BlockId(number))
-            if content is not None:
-                since = index.unused_since(block)
-                unused_ms = None if since is None else max(0, round(1000 * (now - since)))
-                held.append(
-                    Held(
-                        content, index.parent(content), references[block], index.hits(content),
-                        index.keep_of(block), unused_ms,
-                    )
-                )  # fmt: skip
-        return tuple(held)
-
-    def check(self) -> None:
-        """Asserts conservation: free + leased + cached = total, and a consistent index."""
-        leased = self.table.check(self.index.cached_blocks())
-        assert len(self.table.free) + leased + self.index.cached == self.attach.num_blocks
-        self.index.check(self.table.references)
-
-
-def _inventory(attach: Attach) -> "Counter[BlockId]":
-    """References per block of a validated attach."""
-    if attach.num_blocks < 1:
-        raise bad("num_blocks", "must be at least 1")
-    held = Counter(attach.held)
-    for block in held:
-        if block >= attach.num_blocks:
-            raise bad("held", f"{block} is not below {attach.num_blocks}")
-    said: dict[BlockId, BlockHash] = {}
-    for block, content in attach.committed:
-        if block not in held:
-            raise bad("committed", f"{block} is not held")
-        if content == NO_PARENT:
-            raise bad("committed_hashes", f"block {block}: zeros name no content")
-        if said.setdefault(block, content) != content:
-            raise bad("committed_hashes", f"block {block} holds two contents")
-    return held
 
 
 class Ledger:
@@ -275,6 +68,13 @@ class Ledger:
             self._drop(next(iter(self.pools)))
         self._fence(call)
         return Attached(len(pool.table.free), pool.index.cached)
+
+    def detach(self, ref: PoolRef) -> None:
+        """Its batcher has attached the pool elsewhere since. Raises RpcRejected."""
+        pool = self.pools.get(ref.generation)
+        if pool is None or pool.ref != ref:
+            raise stale(f"pool {ref.generation!r} is not attached so")
+        self._drop(ref.generation)
 
     def _drop(self, generation: str) -> None:
         dropped = self.pools.pop(generation)
@@ -311,6 +111,13 @@ class Ledger:
             following if following < pool.attach.num_blocks else None,
         )
 
+    def locate(self, call: Locate) -> Located:
+        """How much of each chain's head the pools hold whose blocks mean the same. Changes nothing."""
+        meant = call.namespace, call.block_size_tokens
+        pools = [p for p in self.pools.values() if (p.attach.namespace, p.attach.block_size_tokens) == meant]
+        held = ((p.ref.generation, tuple(len(p.index.find(c)) for c in call.chains)) for p in pools)
+        return tuple((generation, counts) for generation, counts in held if any(counts))
+
     def stats(self, generation: str = "") -> Stats:
         """Of one pool, or of all together; the tallies are of all. Raises RpcRejected NOT_FOUND."""
         if generation and generation not in self.pools:
@@ -329,6 +136,7 @@ class Ledger:
             evictions=self.tally.evictions,
             generations=tuple(self.pools),
             old_epochs=self.tally.old_epochs,
+            bad_blocks=self.tally.bad_blocks,
         )
 
     def check(self) -> None:
@@ -364,6 +172,8 @@ class Ledger:
                 raise stale(f"epoch {theirs[0]}, attachment {theirs[1]} is not attached")
             self.tally.old_epochs += 1
             raise stale(f"old epoch {theirs[0]}, attachment {theirs[1]}: {ours} is attached")
+        if pool.doubtful:
+            raise stale("contents are in doubt: attach anew")
         self.pools.move_to_end(ref.generation)
         pool.as_of = pool.ref
         return pool
@@ -373,8 +183,8 @@ class Ledger:
             raise bad("pool.generation", "must not be empty")
         if call.num_blocks > self.blocks_max:
             raise bad("num_blocks", f"{call.num_blocks} is above {self.blocks_max}")
-        if call.block_size_tokens < 1:
-            raise bad("block_size_tokens", "must be at least 1")
+        if not 1 <= call.block_size_tokens <= BLOCK_SIZE_TOKENS_MAX:
+            raise bad("block_size_tokens", f"must be 1 to {BLOCK_SIZE_TOKENS_MAX}")
         if len(call.worker_stamps) > STAMPS_MAX:
             raise bad("worker_stamps", f"more than {STAMPS_MAX}")
 

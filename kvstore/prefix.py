@@ -131,6 +131,26 @@ class PrefixIndex:
         del self._content[block]
         return False
 
+    def disown(self, block: BlockId) -> BlockHash | None:
+        """A leased block does not hold what was said. Returns the content that nobody holds any more."""
+        content = self._content.pop(block, None)
+        if content is None:
+            return None
+        self._order.forget(block)
+        twins = self._twins.get(content)
+        if twins is None:
+            del self._holder[content]
+            self._parent.pop(content, None)
+            self._hits.pop(content, None)
+            return content
+        if self._holder[content] == block:
+            self._holder[content] = next(iter(twins))
+            block = self._holder[content]
+        del twins[block]
+        if not twins:
+            del self._twins[content]
+        return None
+
     def recall(self, before: "PrefixIndex", content: BlockHash) -> None:
         """What an older index knew of content that this one holds."""
         block, then = self._holder[content], before.holder(content)

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import orjson
 
-from chassis.messages.card import ModelCard, build_card, strips_leading_space, token_bytes_of
+from chassis.messages.card import (
+    ModelCard,
+    build_card,
+    parse_tokenizer,
+    strips_leading_space,
+    token_bytes_of,
+)
 from shard_worker.executor import LoadFailed
 from shard_worker.gguf_file import GgufCheckpoint
 from shard_worker.gguf_tokenizer import CONTROL, adds_bos, list_of, tokenizer_from_gguf
@@ -45,7 +51,7 @@ def _gguf_card(checkpoint: GgufCheckpoint, name: str, model_digest: str) -> Mode
     tokens = list_of(metadata, "tokenizer.ggml.tokens", str)
     if len(tokens) != config.vocab_size:
         raise LoadFailed(f"{len(tokens)} tokens for an embedding of {config.vocab_size} rows")
-    tokenizer = orjson.dumps(tokenizer_from_gguf(metadata))
+    tokenizer = tokenizer_from_gguf(metadata)
     bos, eos = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.eos_token_id")
     template = metadata.get("tokenizer.chat_template", "")
     kept_keys = ("general.", f"{metadata['general.architecture']}.")
@@ -62,7 +68,7 @@ def _gguf_card(checkpoint: GgufCheckpoint, name: str, model_digest: str) -> Mode
         num_layers=config.num_layers,
         context_len_max=config.context_len_max,
         eos_ids=_gguf_eos_ids(metadata, tokens),
-        tokenizer_json=tokenizer,
+        tokenizer_json=orjson.dumps(tokenizer),
         chat_template=template if isinstance(template, str) else "",
         bos_token=_token(tokens, bos),
         eos_token=_token(tokens, eos),
@@ -93,7 +99,8 @@ def _token(tokens: list[str], index: object) -> str:
 
 def _hf_card(checkpoint: HfCheckpoint, name: str, model_digest: str) -> ModelCard:
     path, config = checkpoint.path, checkpoint.config
-    tokenizer = _read_tokenizer(path / "tokenizer.json")
+    tokenizer_json = _read_tokenizer(path / "tokenizer.json")
+    tokenizer = parse_tokenizer(tokenizer_json)
     settings = read_json(path / "tokenizer_config.json")
     generation = read_json(path / "generation_config.json")
     eos_ids = eos_ids_from_hf(generation, checkpoint.raw_config)
@@ -105,7 +112,7 @@ def _hf_card(checkpoint: HfCheckpoint, name: str, model_digest: str) -> ModelCar
         num_layers=config.num_layers,
         context_len_max=config.context_len_max,
         eos_ids=tuple(i for i in eos_ids if 0 <= i < config.vocab_size),
-        tokenizer_json=tokenizer,
+        tokenizer_json=tokenizer_json,
         chat_template=_chat_template(path, settings),
         bos_token=_token_text(settings.get("bos_token")),
         eos_token=_token_text(settings.get("eos_token")),

@@ -16,10 +16,9 @@ import numpy as np
 
 from shard_worker.costs import ROWS, Costs, measure, split_by_time
 from shard_worker.executor import LoadFailed, StageSpec
-from shard_worker.formats import kept_bytes
 from shard_worker.model.families import FAMILIES, stage_weights
-from shard_worker.model.layers import DTYPES, precision_of
 from shard_worker.probe import ProbeRow, probe_inputs
+from shard_worker.room import weight_bytes
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from shard_worker.weights import digest_of
 
@@ -146,25 +145,13 @@ def _proposed(
         first,
         end,
         sum(costs.layer_us[first:end]) + head_us,
-        _weight_bytes(executor, config, first, end),
+        weight_bytes(executor, config, first, end),
         kv_bytes,
     )
 
 
 def _is_wide(config: EngineConfig) -> bool:
     return config.dtype == "float32"
-
-
-def _weight_bytes(executor: TorchExecutor, config: EngineConfig, first: int, end: int) -> int:
-    checkpoint, model = executor.checkpoint, executor.checkpoint.config
-    if model.family in FAMILIES:
-        weights = stage_weights(checkpoint, first, end)
-        if executor.device.type == "cpu":
-            return kept_bytes(weights, config.dtype, config.quantize)
-        return kept_bytes(weights, "float32" if _is_wide(config) else "bfloat16", "none")  # all expanded
-    ends = int(first == 0) + int(end == model.num_layers)  # embedding and head
-    params = (end - first) * model.layer_params + ends * model.vocab_size * model.hidden_size
-    return params * precision_of(DTYPES[config.dtype]).compute.itemsize
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ The shell calls an executor from one thread at a time; calls block. Implementati
 Nothing here imports torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import Structure
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chassis.messages.pipeline import PromptAsk
+from chassis.messages.sampling import Grammar
 
 U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
@@ -21,6 +22,7 @@ I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 F32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
 
 
 class LoadFailed(Exception):
@@ -36,6 +38,9 @@ class ModelFacts:
     activation_bytes: int  # per token, between stages
     context_len_max: int
     card: bytes  # serialized ModelCard
+    layer_us: float = 0.0  # what a layer takes here in a decode step, measured; 0: not known
+    layers_max: int = 0  # so many there is memory for; 0: as many as there are
+    head_layers: float = 0.0  # what embedding or head takes of that, in layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,30 @@ class ShapingColumns:
     typical_p: F32
     logprob_rows: I64
     top_logprobs: I64  # how many
+    grammars: "tuple[GrammarRow, ...]" = ()  # these rows have their allowed and banned ids here
+
+
+class Matcher(Protocol):
+    """Follows one output through its grammar."""
+
+    def allowed(self, output_ids: Sequence[int], length: int) -> Bool | str | None:
+        """[vocabulary]: what may come behind the first `length` ids, each time no fewer than the last time.
+        None: the grammar is not compiled yet; a text: it can't be followed, and why."""
+
+
+MatcherOf = Callable[[Grammar], Matcher]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRow:
+    """One of the k sampling rows. What else would take all that the grammar allows is void."""
+
+    row: int
+    matcher: Matcher
+    output_ids: Sequence[int]  # grows behind `length`
+    length: int
+    allowed: I64  # none: all
+    banned: I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +155,14 @@ class StepOutput:
     logprobs: "LogprobColumns | None" = None
     prompts: "LogprobColumns | None" = None  # of all asks, one after another: `places` are among the T
     nan_rows: tuple[int, ...] = ()  # among the k, ascending: logits were no numbers, ids stand for nothing
+    waiting_rows: tuple[int, ...] = ()  # among the k, ascending: their grammar is compiled still, the same
+    refused_rows: tuple[tuple[int, str], ...] = ()  # among the k, ascending: it can't be followed, and why
 
     @property
     def tells(self) -> bool:
         """Something beside token ids."""
-        return self.logprobs is not None or self.prompts is not None or bool(self.nan_rows)
+        undrawn = self.nan_rows or self.waiting_rows or self.refused_rows
+        return self.logprobs is not None or self.prompts is not None or bool(undrawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +177,54 @@ class LogprobColumns:
     top_logprobs: F32
 
 
+@dataclass(frozen=True, slots=True)
+class PageForm:
+    """A page is one block in one layer with all its KV heads, exactly as a stage keeps it. `layout` names all
+    that its bytes depend on: type, arrangement, sizes. Who keeps another one can't read it."""
+
+    layout: str
+    page_bytes: int
+    num_layers: int  # of the stage
+
+    @property
+    def block_bytes(self) -> int:
+        return self.page_bytes * self.num_layers
+
+
+class Pages(Protocol):
+    """A stage's KV memory as bytes, to leave it for a tier and to come back into any stage's.
+
+    Calls block, and may run beside steps on a thread of their own: what is read is written by nobody
+    meanwhile, and what is written is read by nobody.
+    """
+
+    @property
+    def form(self) -> PageForm: ...
+
+    def read(self, blocks: Sequence[int], into: U8, first_layer: int = 0) -> None:
+        """`into`: [n, layers, page_bytes], of the stage's layers from that one on; C-contiguous."""
+
+    def write(self, blocks: Sequence[int], content: U8, first_layer: int = 0) -> None:
+        """As `read` gave it, here or elsewhere; no block twice."""
+
+
 class Executor(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
+
+    @property
+    def pages(self) -> Pages | None:
+        """Of the KV memory that the last load gave, valid as long as it stays; None: nothing is loaded."""
 
     def load(self, spec: StageSpec) -> Loaded:
         """Makes the layer range resident; keeps weights and KV memory when nothing relevant changed.
 
         Raises LoadFailed.
         """
+
+    def copy_blocks(self, sources: U32, targets: U32) -> None:
+        """Within the KV memory, in all layers: behind the steps that were begun, before the next. No block is
+        both, none is copied to twice."""
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         """`activations` of the previous stage (empty on stage 0). The next run may reuse the output."""

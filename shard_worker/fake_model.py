@@ -23,21 +23,25 @@ from chassis.messages.card import ModelCard, TokenBytes, build_card
 from chassis.messages.sampling import TokenLogprobs
 from shard_worker.executor import (
     I64,
+    U32,
     U64,
     Loaded,
     LoadFailed,
     LogprobColumns,
     ModelFacts,
+    Pages,
     ShapingColumns,
     StageSpec,
     StepInputs,
     StepOutput,
 )
-from shard_worker.fake_vocabulary import CHOICES, EOS_TOKEN
+from shard_worker.fake_vocabulary import CHOICES, EOS_TOKEN, choices_of
 from shard_worker.fake_vocabulary import EOS_ID as EOS_ID
 from shard_worker.fake_vocabulary import TOKEN_BYTES as TOKEN_BYTES
 from shard_worker.fake_vocabulary import VOCAB_SIZE as VOCAB_SIZE
 from shard_worker.fake_vocabulary import tokenizer_json as tokenizer_json
+from shard_worker.grammar_masks import NO_MASKS, GrammarMasks, masks_of
+from shard_worker.kv_pages import HostPages
 from shard_worker.last_sampled import LastSampled
 from shard_worker.prompt_asks import places_of
 
@@ -66,6 +70,8 @@ class FakeConfig:
     context_len_max: int = 4096
     step_cost_s: float = 0.0
     token_cost_s: float = 0.0
+    layer_cost_s: float = 0.0  # beside that, of each layer of the stage
+    layers_max: int = 0  # there is memory for; 0: for all
     poison_id: int | None = None  # a token that makes a run fail
     nan_id: int | None = None  # a token behind which logits are no numbers
 
@@ -112,13 +118,15 @@ def _layer_salt(layer: int) -> int:
     return _mix(layer + 1)
 
 
-def next_token(activation: int, seed: int, temperature: float, output_index: int, seen: int = 0) -> int:
+def next_token(
+    activation: int, seed: int, temperature: float, output_index: int, seen: int = 0, choices: U32 = CHOICES
+) -> int:
     """The token that follows the position whose last layer gave `activation`; greedy ignores the seed.
     `seen`: of a request with penalties, `seen_word` of each id so far, added up."""
     h = _mix(activation ^ _GOLDEN ^ seen)
     if temperature > 0:
         h = _mix(h ^ _mix(seed ^ (_GOLDEN * (output_index + 1) & _MASK)))
-    return int(CHOICES[h >> 52])
+    return int(choices[(h >> 52) % len(choices)])
 
 
 def seen_word(token_id: int, times: int) -> int:
@@ -144,9 +152,10 @@ def oracle(
     n: int,
     num_layers: int = NUM_LAYERS,
     penalised: bool = False,
+    choices_of: Callable[[Sequence[int]], U32] = lambda ids: CHOICES,
 ) -> list[int]:
     """The first `n` output ids (an end of sequence does not stop it), from the plain list of ids.
-    `penalised`: the request has a repetition penalty."""
+    `penalised`: the request has a repetition penalty; `choices_of`: what may follow these, if any."""
     sums = [0] * num_layers
     ids: list[int] = []
     for position in range(len(prompt_ids) + n - 1):
@@ -154,7 +163,10 @@ def oracle(
         activation = _through(token, position, sums)
         if position >= len(prompt_ids) - 1:
             seen = _seen(prompt_ids, ids) if penalised else 0
-            ids.append(next_token(activation, seed, temperature, len(ids), seen))
+            choices = choices_of(ids)
+            if not len(choices):
+                break
+            ids.append(next_token(activation, seed, temperature, len(ids), seen, choices))
     return ids
 
 
@@ -190,13 +202,18 @@ def _odd_columns(positions: I64) -> U64:
     return np.uint64(_GOLDEN) * twice | np.uint64(1)
 
 
-def _sample_columns(activations: U64, inputs: StepInputs) -> NDArray[np.uint32]:
+def _sample_columns(activations: U64, inputs: StepInputs, masks: GrammarMasks) -> NDArray[np.uint32]:
     seen = np.uint64(0) if inputs.shaping is None else _seen_columns(inputs.shaping, len(activations))
     h = _mix_columns(activations ^ np.uint64(_GOLDEN) ^ seen)
     index = inputs.output_index.astype(np.uint64) + np.uint64(1)
     drawn = _mix_columns(h ^ _mix_columns(inputs.seeds ^ np.uint64(_GOLDEN) * index))
     h = np.where(inputs.temperature > 0, drawn, h)
-    return CHOICES[(h >> np.uint64(52)).astype(np.int64)]
+    places = (h >> np.uint64(52)).astype(np.int64)
+    token_ids = CHOICES[places]
+    for row, mask in masks.rows:
+        choices = choices_of(mask)
+        token_ids[row] = choices[places[row] % len(choices)]
+    return token_ids
 
 
 def _seen_columns(shaping: ShapingColumns, num_rows: int) -> U64:
@@ -254,16 +271,29 @@ class FakeExecutor:
             activation_bytes=ACTIVATION_BYTES,
             context_len_max=config.context_len_max,
             card=card_of(config),
+            layer_us=config.layer_cost_s * 1e6,
+            layers_max=config.layers_max,
         )
 
     @property
     def facts(self) -> ModelFacts:
         return self._facts
 
+    @property
+    def pages(self) -> Pages | None:
+        spec = self._spec
+        if spec is None:
+            return None
+        words = self._memory.reshape(len(self._memory), -1, 1, spec.block_size_tokens)
+        return HostPages(f"words.{spec.block_size_tokens}", words.view(np.uint8))
+
     def load(self, spec: StageSpec) -> Loaded:
         """Raises LoadFailed for layers the model does not have."""
         if not 0 <= spec.first_layer < spec.end_layer <= self._config.num_layers:
             raise LoadFailed(f"layers {spec.first_layer} to {spec.end_layer} of {self._config.num_layers}")
+        num_layers = spec.end_layer - spec.first_layer
+        if self._config.layers_max and num_layers > self._config.layers_max:
+            raise LoadFailed(f"{num_layers} layers: there is memory for {self._config.layers_max}")
         old = self._spec
         kept = old is not None and (old.first_layer, old.end_layer, old.block_size_tokens) == (
             spec.first_layer,
@@ -279,11 +309,17 @@ class FakeExecutor:
             self._memory = _mix_columns(garbage).reshape(shape)
         return Loaded(num_blocks=self._config.num_blocks, kv_allocated=not kept)
 
+    def copy_blocks(self, sources: U32, targets: U32) -> None:
+        assert self._spec is not None, "copy before load"
+        words = self._memory.reshape(len(self._memory), -1, self._spec.block_size_tokens)
+        words[:, targets] = words[:, sources]
+
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         spec = self._spec
         assert spec is not None, "run before load"
         config = self._config
         cost_s = config.step_cost_s + config.token_cost_s * len(inputs.token_ids)
+        cost_s += config.layer_cost_s * (spec.end_layer - spec.first_layer)
         if cost_s > 0:
             self._sleep(cost_s)
         inputs = self._last_sampled.known(inputs)
@@ -298,12 +334,14 @@ class FakeExecutor:
         if spec.stage + 1 < spec.num_stages:
             return StepOutput(memoryview(x.astype("<u8").tobytes()), np.empty(0, np.uint32))
         last = inputs.row_offsets[inputs.sample_rows + 1] - 1
-        token_ids = _sample_columns(x[last], inputs)
+        masks = NO_MASKS if inputs.shaping is None else masks_of(inputs.shaping.grammars)
+        token_ids = _sample_columns(x[last], inputs, masks)
         self._last_sampled.keep(inputs, token_ids)
         told = None if inputs.shaping is None else _logprob_columns(token_ids, inputs.shaping)
         prompts = _prompt_columns(x, inputs, config.nan_id) if inputs.prompt_asks else None
         nan_rows = tuple(np.flatnonzero(inputs.token_ids[last] == config.nan_id).tolist())
-        return StepOutput(memoryview(b""), token_ids, told, prompts, nan_rows)
+        undrawn = masks.waiting_rows, masks.refused_rows
+        return StepOutput(memoryview(b""), token_ids, told, prompts, nan_rows, *undrawn)
 
     def _forward(self, inputs: StepInputs, x: U64, spec: StageSpec) -> U64:
         """x: [T]. Writes each layer's words, then reads every row's whole prefix through its table."""

@@ -45,6 +45,12 @@ def _choices() -> NDArray[np.uint32]:
 CHOICES = _choices()
 
 
+def choices_of(mask: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """What is drawn from where a grammar says what may come: the same entries, as far as they may."""
+    found = CHOICES[mask[CHOICES]]
+    return found if len(found) else mask.nonzero()[0].astype(np.uint32)
+
+
 def _printable(byte: int) -> str:
     """The character that stands for a byte in byte-level BPE vocabularies (GPT-2's table)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -157,6 +157,12 @@ class GgufFile:
             end = max(end, info.offset + info.num_bytes)
         return placed
 
+    def let_go(self) -> None:
+        """Of pages, and for good of the tokenizer's words, of which the model's card is made."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+        for key in [key for key, value in self.metadata.items() if isinstance(value, list)]:
+            del self.metadata[key]
+
     def packed(self, name: str) -> U8:
         """[rows, bytes of a row], a view of the file."""
         info = self.tensors[name]
@@ -199,6 +205,9 @@ class GgufCheckpoint:
     @property
     def content_paths(self) -> tuple[Path, ...]:
         return (self.path,)
+
+    def let_go(self) -> None:
+        self.file.let_go()
 
     def names_under(self, prefix: str) -> list[str]:
         """Of the tensors in layers whose names begin so."""

@@ -115,6 +115,10 @@ class HfCheckpoint:
             found |= dict.fromkeys(file.tensors, file)
         return found
 
+    def let_go(self) -> None:
+        for file in dict.fromkeys(self._file_of.values()):
+            file.let_go()
+
     def names_under(self, prefix: str) -> list[str]:
         """Of all tensors whose names begin so."""
         return [name for name in self._file_of if name.startswith(prefix)]

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chassis.messages import BadMessage
 from chassis.messages.pipeline import FLAG_FRESH, FLAG_SAMPLES, LAST_SAMPLED, PackedStep, Step, unpacked
-from shard_worker.executor import I32, I64, U32, Ahead, StepInputs
+from shard_worker.executor import I32, I64, U32, Ahead, Bool, MatcherOf, StepInputs
 from shard_worker.shaping import SlotShapes
-
-Bool = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +27,7 @@ class TableLimits:
     step_tokens_max: int
     vocab_size: int = 1 << 31
     whole: bool = False  # the stage is the whole pipeline: ids may be left open that its slots sampled last
+    matcher_of: MatcherOf | None = None  # None: nobody here reads grammars
 
     @property
     def blocks_per_sequence_max(self) -> int:
@@ -57,7 +55,7 @@ class SlotTables:
 
     def __init__(self, limits: TableLimits, samples: bool = True) -> None:
         self.limits = limits
-        self.shapes = SlotShapes(limits.vocab_size, samples)
+        self.shapes = SlotShapes(limits.vocab_size, samples, limits.matcher_of)
         n = limits.slots_max
         self._tables: I32 = np.zeros((n, limits.blocks_per_sequence_max), np.int32)
         self._lens: I64 = np.zeros(n, np.int64)  # blocks in each table

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from shard_worker.attention.interface import LayerKv
+from shard_worker.kv_pages import HostPages
 
 NUMPY_OF = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.float16}
 LANES = 16  # positions of a vector, where keys lie by column
@@ -61,31 +62,50 @@ def bytes_per_block(heads: KvHeads, num_layers: int, block_size_tokens: int, for
 def allocate(
     heads: KvHeads, num_layers: int, num_blocks: int, block_size_tokens: int, form: KvForm
 ) -> list[LayerKv]:
-    """One LayerKv per layer, all zeros. Of pages, keys and values begin with [kv_heads, num_blocks]."""
-    one = _paged if form.paged else _by_head
-    return [one(heads, num_blocks, block_size_tokens, form) for _ in range(num_layers)]
+    """One LayerKv per layer, all zeros, in one piece of memory. Of pages, keys and values begin with
+    [kv_heads, num_blocks]."""
+    if form.paged:
+        return _paged(heads, num_layers, num_blocks, block_size_tokens, form)
+    shape = (num_layers, 2, heads.num_kv_heads, num_blocks, block_size_tokens, heads.head_dim)
+    return [LayerKv(*layer) for layer in _zeros(shape, form.dtype)]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    # numpy's zeros come from the system untouched; torch would write every page now.
-    size, extra = math.prod(shape), ALIGNMENT // dtype.itemsize
-    taken = np.zeros(size + extra, NUMPY_OF[dtype])
-    first = -taken.__array_interface__["data"][0] % ALIGNMENT // dtype.itemsize
-    return torch.from_numpy(taken[first : first + size].reshape(shape)).view(dtype)
-
-
-def _by_head(heads: KvHeads, num_blocks: int, block_size_tokens: int, form: KvForm) -> LayerKv:
-    shape = (heads.num_kv_heads, num_blocks, block_size_tokens, heads.head_dim)
-    return LayerKv(_zeros(shape, form.dtype), _zeros(shape, form.dtype))
-
-
-def _paged(heads: KvHeads, num_blocks: int, block_size_tokens: int, form: KvForm) -> LayerKv:
+def _paged(
+    heads: KvHeads, num_layers: int, num_blocks: int, block_size_tokens: int, form: KvForm
+) -> list[LayerKv]:
     head_dim, n = heads.head_dim, form.per_word
     of_keys, of_values = form.key_positions(block_size_tokens), form.value_positions(block_size_tokens)
     width = head_dim * (of_keys + of_values)
-    pages = _zeros((num_blocks, heads.num_kv_heads, width), form.dtype).transpose(0, 1)
-    keys, values = pages[..., : head_dim * of_keys], pages[..., head_dim * of_keys :]
-    shape = (heads.num_kv_heads, num_blocks)
-    return LayerKv(
-        keys.view(*shape, head_dim // n, of_keys, n), values.view(*shape, of_values // n, head_dim, n)
-    )
+    pages = _zeros((num_layers, num_blocks, heads.num_kv_heads, width), form.dtype).transpose(1, 2)
+    shape = (num_layers, heads.num_kv_heads, num_blocks)
+    keys = pages[..., : head_dim * of_keys].view(*shape, head_dim // n, of_keys, n)
+    values = pages[..., head_dim * of_keys :].view(*shape, of_values // n, head_dim, n)
+    return list(map(LayerKv, keys, values))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """[layers, ...]: each begins at a whole line."""
+    # numpy's zeros come from the system untouched; torch would write every page now.
+    line = ALIGNMENT // dtype.itemsize
+    size = -(-math.prod(shape[1:]) // line) * line
+    taken = np.zeros(shape[0] * size + line, NUMPY_OF[dtype])
+    first = -taken.__array_interface__["data"][0] % ALIGNMENT // dtype.itemsize
+    layers = taken[first : first + shape[0] * size].reshape(shape[0], size)
+    return torch.from_numpy(layers[:, : math.prod(shape[1:])].reshape(shape)).view(dtype)
+
+
+def pages_of(kv: list[LayerKv], block_size_tokens: int, form: KvForm) -> HostPages:
+    """Of what `allocate` gave."""
+    keys, values = kv[0].keys, kv[0].values
+    apart = kv[1].keys.data_ptr() - keys.data_ptr() if len(kv) > 1 else 0
+    size, pieces = keys.stride(1), 1 if form.paged else 2 * len(keys)
+    shape, strides = (keys.shape[1], pieces, size), (size, size if form.paged else keys.stride(0), 1)
+    whole = keys.as_strided((len(kv), *shape), (apart // form.dtype.itemsize, *strides))
+    layout = layout_of(form.dtype, "columns" if form.paged else "heads", values, block_size_tokens)
+    return HostPages(layout, whole.view(torch.uint8).numpy())
+
+
+def layout_of(dtype: torch.dtype, order: str, values: torch.Tensor, block_size_tokens: int) -> str:
+    """What pages are called where contents are kept. `values`: [kv_heads, ..., head_dim, (per word)]."""
+    sizes = f"{values.shape[0]}x{values.shape[3]}x{block_size_tokens}"
+    return f"{str(dtype).removeprefix('torch.')}.{order}.{sizes}"

@@ -8,6 +8,7 @@ depend on its sequence alone, bit for bit: not on the batch, the chunks, the cut
 import ctypes
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from shard_worker.executor import I32, I64, LoadFailed, StepInputs
 from shard_worker.formats import prepared
 from shard_worker.kv_tensors import KvForm
 from shard_worker.model.config import ModelConfig
-from shard_worker.model.stage import NO_BYTES, StageMemory
+from shard_worker.model.stage import NO_BYTES, StageMemory, Total
 from shard_worker.model.stage_weights import (
     Activation,
     LayerWeights,
@@ -30,6 +31,7 @@ from shard_worker.model.stage_weights import (
 from shard_worker.native import library as native
 
 HEAD_MIN_BITS = 8  # of embedding and head, whatever the other matrices are quantised to
+ROWS_KNOWN_MAX = 256  # numbers of rows
 ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 
 
@@ -51,8 +53,10 @@ class NativeStage:
         quantize: str = "none",
         int8_activations: bool = False,
         threads: int = 1,
+        total: Total | None = None,
     ) -> None:
-        """`dtype`: of KV, of activations between stages, and of weights that aren't quantised.
+        """`dtype`: of KV, of activations between stages, and of weights that aren't quantised. `total`: where
+        the weights are one rank's, over all of them.
 
         Raises LoadFailed.
         """
@@ -65,10 +69,13 @@ class NativeStage:
         self._row_bytes = weights.hidden_size * (2 if dtype == "bfloat16" else 4)
         self._memory: StageMemory | None = None
         self._step = native.Step()
+        self._ranks = None if total is None else _Ranks(total, weights.hidden_size)
         pool = self._made(
             library.shoal_pool_create(threads), library.shoal_pool_destroy, f"{threads} threads"
         )
         config = self._config(weights, int8_activations)
+        # What was packed is not kept beside it; of layers only their number is asked for later.
+        self._num_layers, self.weights = len(weights.layers), replace(weights, layers=())
         self._stage = self._made(
             library.shoal_stage_create(ctypes.byref(config), pool), library.shoal_stage_destroy, "the stage"
         )
@@ -111,6 +118,8 @@ class NativeStage:
             narrow=self._dtype == "bfloat16",
             int8=int8_activations,
         )
+        if self._ranks is not None:
+            config.total = ctypes.cast(self._ranks.callback, ctypes.c_void_p)
         if weights.embedding is not None:
             config.embedding = self._matrix(weights.embedding, HEAD_MIN_BITS)
         if weights.head is not None:
@@ -177,7 +186,7 @@ class NativeStage:
 
     def attach(self, memory: StageMemory) -> None:
         """Raises MemoryError."""
-        assert len(memory.kv) == len(self.weights.layers)
+        assert len(memory.kv) == self._num_layers
         pages = (ctypes.c_void_p * len(memory.kv))(*(kv.keys.data_ptr() for kv in memory.kv))
         description = native.Memory(
             pages=pages,
@@ -195,7 +204,6 @@ class NativeStage:
         self._memory = None
 
     def run(self, inputs: StepInputs, activations: memoryview, wanted: I64 | None = None) -> memoryview:
-        """`wanted`: tokens whose logits may be asked for, rising; others are spared the last layer's end."""
         assert self._memory is not None, "run before attach"
         num_tokens = len(inputs.token_ids)
         assert 0 < num_tokens <= self._memory.step_tokens_max
@@ -209,6 +217,8 @@ class NativeStage:
         step.wanted = native.address(wanted)
         step.num_wanted = 0 if wanted is None else len(wanted)
         self._library.shoal_stage_run(self._stage, ctypes.byref(step))
+        if self._ranks is not None:
+            self._ranks.check()
         return NO_BYTES if last else self._sent_bytes[:num_bytes]
 
     def _filled(self, inputs: StepInputs) -> native.Step:
@@ -236,6 +246,37 @@ class NativeStage:
     def times_ns(self) -> dict[str, int]:
         """Wall time of all runs by what it went to (`library.PHASES`)."""
         return native.times_ns(self._library, self._stage)
+
+
+class _Ranks:
+    """Sums of rows over ranks, asked for by compiled code. What fails is raised when the run is over."""
+
+    def __init__(self, total: Total, hidden_size: int) -> None:
+        self._total, self._hidden_size = total, hidden_size
+        self._failed: BaseException | None = None
+        self._rows: dict[tuple[int, int], torch.Tensor] = {}
+        self.callback = native.TOTAL(self._add_up)
+
+    def _add_up(self, _: int | None, address: int, count: int) -> None:
+        if self._failed is not None or not count:
+            return
+        try:
+            self._total(self._rows_at(address, count))
+        except BaseException as error:  # nothing may pass through compiled code
+            self._failed = error
+
+    def _rows_at(self, address: int, count: int) -> torch.Tensor:
+        if (rows := self._rows.get((address, count))) is None:
+            memory = (ctypes.c_float * (count * self._hidden_size)).from_address(address)
+            if len(self._rows) >= ROWS_KNOWN_MAX:
+                self._rows.clear()
+            rows = self._rows[address, count] = torch.from_numpy(np.ctypeslib.as_array(memory))
+        return rows
+
+    def check(self) -> None:
+        """Raises what failed."""
+        if self._failed is not None:
+            raise self._failed
 
 
 def _rows_apart(tables: I32) -> I32:

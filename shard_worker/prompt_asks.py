@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from chassis.messages import BadMessage
-from chassis.messages.pipeline import PackedStep, PromptAnswer, PromptAsk
+from chassis.messages.pipeline import PackedStep, PromptAsk
 from chassis.messages.sampling import TOP_LOGPROBS_MAX, TokenLogprobs
+from chassis.messages.step_result import PromptAnswer
 from shard_worker.executor import I64, LogprobColumns, StepInputs
 
 

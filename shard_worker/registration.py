@@ -6,19 +6,31 @@ written again every few seconds, and at once when the worker becomes free or tak
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from chassis import log, subjects
-from chassis.bus import Bus
+from chassis.bus import Bus, Entry
+from chassis.config import ConfigError
 from chassis.errors import BusError
+from chassis.messages import BadMessage
 from chassis.messages.card import card_digest
-from chassis.messages.registry import ModelEntry, WorkerEntry, build_model, build_worker
+from chassis.messages.registry import (
+    ModelEntry,
+    WorkerEntry,
+    build_model,
+    build_worker,
+    parse_worker,
+)
 from shard_worker.executor import ModelFacts
 
 RETRY_S = 0.5
 
 
 class Registration:
-    def __init__(self, bus: Bus, facts: ModelFacts, entry: Callable[[], WorkerEntry]) -> None:
+    def __init__(
+        self, bus: Bus, facts: ModelFacts, entry: Callable[[], WorkerEntry], same_model: bool = False
+    ) -> None:
+        """`same_model`: nothing is written where others serve a model of this name that differs."""
         self._bus = bus
         self._facts = facts
         self._entry = entry
@@ -27,11 +39,13 @@ class Registration:
         self._revision = 0  # of the entry written last
         self._writing = asyncio.Lock()  # what was withdrawn is not written again
         self._withdrawn = False
+        self._unchecked = same_model
 
     def changed(self) -> None:
         self._changed.set()
 
     async def keep(self) -> None:
+        """Raises ConfigError."""
         while not self._withdrawn:
             self._changed.clear()
             wait_s = subjects.REGISTRY_REFRESH_S
@@ -62,6 +76,9 @@ class Registration:
         if self._withdrawn:
             return
         facts = self._facts
+        if self._unchecked:
+            await self._check_same()
+            self._unchecked = False
         digest = card_digest(facts.card)
         if not self._published:
             name = subjects.card_object(digest)
@@ -71,9 +88,34 @@ class Registration:
         await self._bus.put_entry(
             subjects.model_key(facts.name), build_model(ModelEntry(facts.name, facts.digest, digest))
         )
-        entry = self._entry()
+        entry = replace(
+            self._entry(),
+            layer_us=facts.layer_us,
+            layers_max=facts.layers_max,
+            head_layers=facts.head_layers,
+        )
         revision = await self._bus.put_entry(subjects.worker_key(entry.boot), build_worker(entry))
         if revision <= self._revision:  # revisions only grow: this is another store, without the card
             self._published = False
             self._changed.set()
         self._revision = revision
+
+    async def _check_same(self) -> None:
+        """Raises ConfigError where somebody serves a model of this name that is not this one: there can be no
+        pipeline with both. BusError."""
+        facts = self._facts
+        for entry in await self._bus.entries(subjects.WORKERS):
+            other = _parsed(entry)
+            if other is not None and other.model == facts.name and other.model_digest != facts.digest:
+                raise ConfigError(
+                    f"model {facts.name} differs from the one others serve: {facts.digest[:12]} here, "
+                    f"{other.model_digest[:12]} at {other.rpc_address}: other weights, dtype, quantize or "
+                    f"context_len. Who is gone is remembered for {subjects.REGISTRY_TTL_S:g} s"
+                )
+
+
+def _parsed(entry: Entry) -> WorkerEntry | None:
+    try:
+        return parse_worker(entry.value) if entry.value is not None else None
+    except BadMessage:
+        return None

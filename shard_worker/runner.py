@@ -5,26 +5,31 @@ the loop. Two tasks: compute waits for the device, and sends what needs no waiti
 for the peer's credit. Rules: a step is begun only with a free buffer for what it gives, so that at most
 `_BUFFERS` are begun and not sent; one that is not computed yet holds its transport slot, so that the sender's
 credits bound what arrives. An output is copied once, on the compute side, because the executor reuses it.
-After a step that failed none of its epoch is computed.
+After a step that failed none of its epoch is computed. What a step wrote is stamped, and its rows are proven
+(`stamps.py`), before anything of it is sent; blocks that rows take over are compared before that, too.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from chassis import log
 from chassis.errors import LinkClosed
 from chassis.ids import Epoch
-from chassis.messages.pipeline import PackedStep, PromptAnswer, StageTiming, add_timing, build_result
-from chassis.messages.sampling import TokenLogprobs
+from chassis.messages.pipeline import PackedStep, StageTiming, add_timing
+from chassis.messages.step_result import build_result
 from chassis.ports import Ports
 from chassis.trace import Span, TraceContext, step_key
 from chassis.transport.interface import Frame, Link
+from shard_worker.block_sums import BlockSums
 from shard_worker.compute import Compute, Unfinished
+from shard_worker.contents import Written
 from shard_worker.executor import U32, AheadExecutor, Executor, StepInputs, StepOutput
-from shard_worker.prompt_asks import answers, entries_of
+from shard_worker.stamps import Stamps
+from shard_worker.told import NOTHING_TOLD, told_of
 
 JOBS_MAX = 64  # more than any link has slots
 _BUFFERS = 3  # one in sending, one queued, one being filled
@@ -39,6 +44,8 @@ class Place:
     stage: int
     last: bool
     next_link: Link
+    stamps: Stamps | None = None  # None: nothing is proven
+    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +56,9 @@ class Job:
     frame: Frame
     received_ns: int  # wall clock
     received_at: float  # loop time
+    copies: tuple[U32, U32] | None = None  # of blocks, from and to, before the rows
 
 
-Entry = tuple[int, TokenLogprobs]  # by place
 # What a step gives: activations, or token ids and, if there is more to tell, it all. None: its epoch ended.
 Given = tuple[memoryview, U32, StepOutput | None] | None
 
@@ -60,6 +67,7 @@ Given = tuple[memoryview, U32, StepOutput | None] | None
 class _Begun:
     job: Job
     begun_at: float  # loop time; its turn may come later
+    written: Written | None  # None: contents are not compared
     given: Awaitable[Given]
 
 
@@ -77,23 +85,32 @@ class _Output:
     payload: memoryview
     token_ids: U32
     told: StepOutput | None
+    void_rows: tuple[int, ...]
     wait_ns: int
     compute_ns: int
 
 
 class StepRunner:
     def __init__(
-        self, executor: Executor, compute: Compute, ports: Ports, failed: Callable[[Epoch, str], None]
+        self,
+        executor: Executor,
+        compute: Compute,
+        ports: Ports,
+        failed: Callable[[Epoch, str], None],
+        copies: Compute,
     ) -> None:
+        """`copies`: where memory is read beside steps."""
         self._executor = executor
         self._ahead = executor if isinstance(executor, AheadExecutor) else None
         self._compute = compute
         self._ports = ports
         self._failed = failed
+        self.sums = BlockSums(executor, copies)
         self._place: Place | None = None
         self._broken: Place | None = None  # a step of it has failed
         self._jobs: deque[Job] = deque()  # at most JOBS_MAX
         self._begun: asyncio.Queue[_Begun] = asyncio.Queue(_BUFFERS)
+        self._writing: dict[Job, None] = {}  # begun, and not stamped yet
         self._outputs: asyncio.Queue[_Output] = asyncio.Queue(_BUFFERS)
         self._unsent = 0  # outputs that are queued or in sending
         self._buffers = [bytearray() for _ in range(_BUFFERS)]
@@ -101,7 +118,9 @@ class StepRunner:
         self._turn = 0
         self._ended_at = 0.0  # loop time of the step computed last
         self._send_ns = 0  # of the previous step
+        self.num_steps = self.compute_ns = self.wait_ns = 0  # of steps computed
         self.dropped = 0  # jobs and outputs of an epoch that ended
+        self.num_void_rows = 0  # that were found here
 
     def stand(self, place: Place) -> None:
         self._place = place
@@ -109,6 +128,20 @@ class StepRunner:
     def stop(self) -> None:
         """Nothing of the epoch is computed or sent any more; what runs is dropped when it ends."""
         self._place = None
+
+    @property
+    def idle_s(self) -> float:
+        """Since when nothing is computed or waits to be."""
+        under_way = self._jobs or self._free < _BUFFERS
+        return 0.0 if under_way else asyncio.get_running_loop().time() - self._ended_at
+
+    def writes(self, block: int, block_size_tokens: int) -> bool:
+        """Whether a step that was begun, and whose blocks are not stamped yet, writes into this one."""
+        return any(
+            bool((job.inputs.kv_slots // block_size_tokens == block).any())
+            or (job.copies is not None and block in job.copies[1])
+            for job in self._writing
+        )
 
     def put(self, job: Job) -> None:
         """Begins it at once if there is a buffer for what it gives."""
@@ -125,16 +158,26 @@ class StepRunner:
                 job.frame.release()
                 continue
             self._free -= 1
+            self._writing[job] = None
+            written = _announced(job)
             if self._ahead is not None:
                 given = self._compute.ahead(partial(self._start, self._ahead, job))
             else:
                 given = self._compute.begin(partial(self._run, job))
-            self._begun.put_nowait(_Begun(job, now, given))
+            self._begun.put_nowait(_Begun(job, now, written, given))
 
     def _done_with_buffer(self) -> None:
         self._free += 1
         if self._jobs:
             self._begin()
+
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """That whoever owns it runs, by name."""
+        return {
+            "compute": self.compute_steps(),
+            "send": self.send_outputs(),
+            "checksums": self.sums.take_all(),
+        }
 
     async def compute_steps(self) -> None:
         loop = asyncio.get_running_loop()
@@ -143,20 +186,29 @@ class StepRunner:
             job = begun.job
             try:
                 given = await begun.given
+                changed = () if given is None else await self._changed_rows(job)
             except Exception as error:  # the device's; the epoch ends, the worker lives
                 log.exception("step failed", error, epoch=job.step.epoch, step=job.step.number)
+                del self._writing[job]
                 self._failed(job.step.epoch, f"step {job.step.number}: {type(error).__name__}: {error}")
+                _forget(job)
                 self._done_with_buffer()
                 continue
             finally:
                 job.frame.release()
             begun_at, self._ended_at = max(begun.begun_at, self._ended_at), loop.time()
+            del self._writing[job]
             if given is None or job.place is not self._place:
                 self.dropped += 1
+                _forget(job)
                 self._done_with_buffer()
                 continue
+            void_rows = self._proved(begun, given[1], changed)
             wait_ns, compute_ns = _ns(begun_at - job.received_at), _ns(self._ended_at - begun_at)
-            output = _Output(job, *given, wait_ns, compute_ns)
+            self.num_steps += 1
+            self.wait_ns += wait_ns
+            self.compute_ns += compute_ns
+            output = _Output(job, *given, void_rows, wait_ns, compute_ns)
             if self._unsent or not self._send_now(output):
                 self._unsent += 1
                 self._outputs.put_nowait(output)
@@ -205,6 +257,7 @@ class StepRunner:
         """On the compute thread. An empty step passes through here too: it proves that the thread turns."""
         if self._ended(job) or not len(job.inputs.token_ids):
             return self._passed(job)
+        self._copy_blocks(job)
         return self._given(job, partial(self._executor.run, job.inputs, job.frame.payload))
 
     def _start(self, executor: AheadExecutor, job: Job) -> Unfinished[Given]:
@@ -212,11 +265,16 @@ class StepRunner:
         if self._ended(job) or not len(job.inputs.token_ids):
             return _Computing(lambda: True, partial(self._passed, job))
         try:
+            self._copy_blocks(job)
             under_way = executor.begin(job.inputs, job.frame.payload)
         except BaseException:
             self._broken = job.place
             raise
         return _Computing(under_way.ready, partial(self._given, job, under_way.result))
+
+    def _copy_blocks(self, job: Job) -> None:
+        if job.copies is not None:
+            self._executor.copy_blocks(*job.copies)
 
     def _ended(self, job: Job) -> bool:
         return job.place is not self._place or job.place is self._broken
@@ -243,15 +301,47 @@ class StepRunner:
         copy[:] = output.activations.cast("B")
         return copy, output.token_ids, None
 
+    async def _changed_rows(self, job: Job) -> tuple[int, ...]:
+        """Those that go on from a block whose memory has changed, ascending."""
+        step, stamps = job.step, job.place.stamps
+        if stamps is None or stamps.contents is None or not step.fresh:
+            return ()
+        reused = stamps.contents.reused(step, job.inputs.block_tables, job.copies)
+        blocks = dict.fromkeys(block for of_row in reused.values() for block in of_row)
+        changed = await self.sums.changed(stamps, list(blocks))
+        return tuple(row for row, of_row in reused.items() if not set(changed).isdisjoint(of_row))
+
+    def _proved(self, begun: _Begun, sampled: U32, changed: tuple[int, ...]) -> tuple[int, ...]:
+        """The rows of a step that was computed that nothing is to come of. `changed`: those found so far."""
+        job = begun.job
+        step, stamps = job.step, job.place.stamps
+        if stamps is None or not step.flags:
+            return step.void_rows
+        if job.copies is not None:
+            stamps.copy(*job.copies)
+        known = step._replace(void_rows=tuple(sorted({*step.void_rows, *changed}))) if changed else step
+        void_rows = stamps.note(known, job.inputs.block_tables, sampled)
+        if begun.written is not None and stamps.contents is not None:
+            filled = stamps.contents.choose(begun.written, stamps.blocks["fill"])
+            self.sums.take(stamps.contents, begun.written.turn, filled)
+        if len(void_rows) > len(step.void_rows):
+            self.num_void_rows += len(void_rows) - len(step.void_rows)
+            log.warning(
+                "blocks do not hold what they should", epoch=step.epoch, step=step.number, rows=void_rows
+            )
+        return void_rows
+
     def _header(self, output: _Output) -> bytes:
         job, step = output.job, output.job.step
         timing = StageTiming(
             job.place.stage, job.received_ns, output.wait_ns, output.compute_ns, self._send_ns
         )
         if job.place.last:
-            timings, told = (*step.timings, timing), () if output.told is None else _told(step, output.told)
-            return build_result(step.epoch, step.number, output.token_ids, timings, *told)
-        return add_timing(job.frame.header, timing)
+            timings = (*step.timings, timing)
+            told = NOTHING_TOLD if output.told is None else told_of(step, output.told)
+            ids, void_rows = output.token_ids, output.void_rows
+            return build_result(step.epoch, step.number, ids, timings, *told[:3], void_rows, *told[3:])
+        return add_timing(job.frame.header, timing, output.void_rows)
 
     def _record(self, output: _Output, send_ns: int) -> None:
         job = output.job
@@ -279,14 +369,20 @@ class StepRunner:
         )
 
 
-def _told(step: PackedStep, output: StepOutput) -> tuple[list[Entry], list[PromptAnswer], tuple[int, ...]]:
-    """As results have it: log probabilities by place, prompts, places whose logits were no numbers."""
-    entries, prompts = [], []
-    if (columns := output.logprobs) is not None:
-        entries = list(zip(columns.places.tolist(), entries_of(columns), strict=True))
-    if output.prompts is not None:
-        prompts = answers(step, output.prompts)
-    return entries, prompts, output.nan_rows
+def _announced(job: Job) -> Written | None:
+    """It is about to be begun: what it writes holds something else from now on."""
+    stamps = job.place.stamps
+    if stamps is None or stamps.contents is None or not job.step.flags:
+        return None
+    return stamps.contents.begun(job.inputs.kv_slots, job.copies)
+
+
+def _forget(job: Job) -> None:
+    """It was begun, perhaps, and nobody hears of it: its blocks hold nothing known."""
+    if job.place.stamps is not None and job.step.flags:
+        job.place.stamps.void(job.step, job.inputs.block_tables)
+        if job.copies is not None:
+            job.place.stamps.forget(job.copies[1])
 
 
 def _ns(seconds: float) -> int:

@@ -48,6 +48,10 @@ class SafetensorsFile:
             raise LoadFailed(f"{path}: can't be read: {error}") from None
         self.tensors = self._placed(self._read_header())
 
+    def let_go(self) -> None:
+        """Of pages: they are read again when they are looked at."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
     def bytes_of(self, name: str) -> U8:
         """Flat, a view of the file where numbers lie as processors read them, at multiples of their size."""
         info = self.tensors[name]

@@ -2,8 +2,8 @@
 
  1. log probabilities, for rows that ask: of the logits as the model gave them
  2. logit bias is added
- 3. ids outside the allowed ones, the ends of bad words, and before min_tokens the ids that would end the
-    output, get no chance (bans that would leave nothing are void)
+ 3. ids that the grammar does not allow next, ids outside the allowed ones, the ends of bad words, and before
+    min_tokens the ids that would end the output, get no chance (bans that would leave nothing are void)
  4. penalties: repetition divides positive and multiplies other logits of ids in prompt or output; frequency
     (times their number) and presence are subtracted for ids in the output
  5. temperature 0 takes the largest logit, the lowest id among equals, and is done; others divide the logits
@@ -17,7 +17,8 @@
 6 to 9 each see what the one before left, as a distribution of its own. Equals stay together, so no step
 depends on the order of a sort. Each row is computed by itself: who shares the batch does not matter. Rows
 that use none of 1 to 4, 8, 9 pass none of their code. A row whose largest logit is NaN or infinite has no
-distribution: it is told by place, and its id stands for nothing.
+distribution: it is told by place, and its id stands for nothing; so is one whose grammar is not compiled yet,
+or can't be followed.
 """
 
 from collections.abc import Callable
@@ -28,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from shard_worker.executor import F32, I64, LogprobColumns, ShapingColumns, StepInputs, StepOutput
+from shard_worker.grammar_masks import NO_MASKS, GrammarMasks, masks_of
 from shard_worker.least_kept import least_of_mass, least_of_top_k
 from shard_worker.prompt_asks import places_of
 from shard_worker.uniforms import uniforms
@@ -63,13 +65,17 @@ def output(logits: Logits, inputs: StepInputs, prompts: LogprobColumns | None = 
     """What the last stage answers. `logits`: [k, vocabulary], scratch from here on (see `sample`)."""
     columns = columns_of(inputs)
     shaping = columns.shaping
-    if shaping is None or not len(shaping.logprob_rows):
+    if shaping is None:
         token_ids, nan_rows = drawn(logits, columns)
         return StepOutput(NO_BYTES, token_ids, None, prompts, nan_rows)
-    raw = _tensor(logits)[_index(shaping.logprob_rows)].float()
-    token_ids, nan_rows = drawn(logits, columns)
-    chosen = token_ids[shaping.logprob_rows].astype(np.int64)
-    return StepOutput(NO_BYTES, token_ids, logprobs(raw, chosen, shaping), prompts, nan_rows)
+    told, masks = None, masks_of(shaping.grammars)
+    if len(shaping.logprob_rows):
+        raw = _tensor(logits)[_index(shaping.logprob_rows)].float()
+    token_ids, nan_rows = drawn(logits, columns, masks)
+    if len(shaping.logprob_rows):
+        told = logprobs(raw, token_ids[shaping.logprob_rows].astype(np.int64), shaping)
+    undrawn = masks.waiting_rows, masks.refused_rows
+    return StepOutput(NO_BYTES, token_ids, told, prompts, nan_rows, *undrawn)
 
 
 def sample(logits: Logits, columns: SamplingColumns) -> Ids:
@@ -77,14 +83,16 @@ def sample(logits: Logits, columns: SamplingColumns) -> Ids:
     return drawn(logits, columns)[0]
 
 
-def drawn(logits: Logits, columns: SamplingColumns) -> tuple[Ids, tuple[int, ...]]:
+def drawn(
+    logits: Logits, columns: SamplingColumns, masks: GrammarMasks = NO_MASKS
+) -> tuple[Ids, tuple[int, ...]]:
     """`logits`: [k, vocabulary], any float type, or float32 in numpy (not copied). Rows whose logits the
     parameters change are changed in place. Returns [k] token ids, and the rows that have no distribution."""
     assert logits.shape[0] == len(columns.temperature)
     drawing = np.flatnonzero(columns.temperature > 0)
     shaping = columns.shaping
     if shaping is not None and len(shaping.rows):
-        logits = shape_logits(_tensor(logits).float(), shaping)
+        logits = shape_logits(_tensor(logits).float(), shaping, masks)
     chosen, peaks = _largest(logits)
     nan_rows = np.flatnonzero(~np.isfinite(peaks))
     if len(nan_rows):
@@ -123,9 +131,11 @@ def _index(places: I64) -> torch.Tensor:
     return torch.from_numpy(places)
 
 
-def shape_logits(logits: torch.Tensor, shaping: ShapingColumns) -> torch.Tensor:
+def shape_logits(logits: torch.Tensor, shaping: ShapingColumns, masks: GrammarMasks) -> torch.Tensor:
     """[k, vocabulary] float32, in place."""
     _bias(logits, shaping)
+    for row, mask in masks.rows:
+        logits[row].masked_fill_(torch.from_numpy(~mask).to(logits.device), -torch.inf)
     _mask(logits, shaping)
     _penalise(logits, shaping)
     return logits

@@ -13,7 +13,7 @@ from chassis import log
 from chassis.errors import LinkClosed, RpcRejected
 from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage
-from chassis.messages.card import parse_card
+from chassis.messages.addresses import advertised
 from chassis.messages.forming import (
     FORM,
     Form,
@@ -24,7 +24,7 @@ from chassis.messages.forming import (
     build_formed,
     parse_form,
 )
-from chassis.messages.pipeline import Hello, LinkKind, build_hello, parse_hello, read_step
+from chassis.messages.pipeline import Hello, LinkKind, build_hello, copied_blocks, parse_hello, read_step
 from chassis.messages.registry import WorkerEntry
 from chassis.ports import Ports
 from chassis.rpc import Server
@@ -33,11 +33,14 @@ from shard_worker import events as ev
 from shard_worker.compute import Compute, InlineCompute
 from shard_worker.config import Config
 from shard_worker.executor import Executor, LoadFailed, StageSpec
+from shard_worker.grammar import Grammars
 from shard_worker.inputs import MakeTables, TableLimits, Tables, portable_tables
 from shard_worker.prompt_asks import with_asks
 from shard_worker.registration import Registration
 from shard_worker.runner import Job, Place, StepRunner
 from shard_worker.stage import Phase, Stage, StageConfig
+from shard_worker.stamps import MakeStamps, Stamps
+from shard_worker.tier_links import TierLinks
 
 OUTGOING_SLOTS = 1  # the next stage says nothing to us
 
@@ -46,16 +49,8 @@ class _Drained(Exception):
     """Ends the task group of a worker that has let go of everything."""
 
 
-def advertised(address: str, host: str) -> str:
-    """The address as others reach it: with this host, if one is given and the address has a port."""
-    if not host or address.startswith("unix:"):
-        return address
-    scheme, slashes, rest = address.rpartition("//")
-    return f"{scheme}{slashes}{host}:{rest.rpartition(':')[2]}"
-
-
 class ShardWorker:
-    """`run` serves until cancelled or drained. `compute` is where the executor's calls block."""
+    """`run` serves until cancelled or drained. `compute`: where executors' calls block; `copies`: pages'."""
 
     def __init__(
         self,
@@ -64,6 +59,9 @@ class ShardWorker:
         executor: Executor,
         compute: Compute | None = None,
         make_tables: MakeTables = portable_tables,
+        make_stamps: MakeStamps = Stamps,
+        copies: Compute | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.boot = BootId(ports.new_id())
         self.counts: dict[str, int] = {}  # ghosts and offences, by kind
@@ -71,10 +69,10 @@ class ShardWorker:
         self._ports = ports
         self._executor = executor
         self._compute: Compute = compute or InlineCompute()
-        self._make_tables = make_tables
-        facts = executor.facts
-        self._facts = facts
-        self._vocab_size = parse_card(facts.card).vocab_size
+        self._make_tables, self._make_stamps = make_tables, make_stamps
+        self._stamps: Stamps | None = None  # of the KV memory; None: nothing is proven
+        self._facts = facts = executor.facts
+        self._grammars = grammars or Grammars(facts.card)
         self._slot_bytes = config.slot_mb << 20
         self._stage = Stage(
             StageConfig(
@@ -86,8 +84,10 @@ class ShardWorker:
                 free_after_s=config.free_after_ms / 1000,
             )
         )
-        self._runner = StepRunner(executor, self._compute, ports, self._step_failed)
-        self._registration = Registration(ports.bus, facts, self._entry)
+        copies = copies or InlineCompute()
+        self._runner = StepRunner(executor, self._compute, ports, self._step_failed, copies)
+        self._tiers = TierLinks(executor, copies, self._spawn, self._count, self._runner)
+        self._registration = Registration(ports.bus, facts, self._entry, config.same_model)
         self._tables: Tables | None = None
         self._place: Place | None = None
         self._links: dict[int, Link] = {}
@@ -97,8 +97,7 @@ class ShardWorker:
         self._server: Server | None = None
         self._moved = asyncio.Event()  # the stage's next time has changed
         self._drained = asyncio.Event()
-        self._transport_address = ""
-        self._rpc_address = ""
+        self._transport_address = self._rpc_address = ""
 
     @property
     def stage(self) -> Stage:
@@ -120,6 +119,7 @@ class ShardWorker:
             if self._server is not None:
                 await self._server.close()
             await self._compute.close()
+            await self._tiers.close()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         address = await self._ports.transport.listen(
@@ -130,8 +130,8 @@ class ShardWorker:
         self._rpc_address = advertised(self._server.address, self._config.advertise_host)
         log.info("listening", transport=self._transport_address, rpc=self._rpc_address)
         group.create_task(self._registration.keep(), name="registration")
-        group.create_task(self._runner.compute_steps(), name="compute")
-        group.create_task(self._runner.send_outputs(), name="send")
+        for name, task in self._runner.tasks().items():
+            group.create_task(task, name=name)
         group.create_task(self._keep_time(), name="time")
         await self._drained.wait()
         raise _Drained
@@ -175,12 +175,13 @@ class ShardWorker:
                 self._stand(effect)
             case ev.Broke():
                 self._runner.stop()
+                self._tiers.end()
                 self._tables = self._place = None
                 log.warning("epoch ended", epoch=effect.epoch, cause=effect.cause)
             case ev.Announce():
                 self._registration.changed()
             case ev.Count():
-                self.counts[effect.what] = self.counts.get(effect.what, 0) + 1
+                self._count(effect.what)
             case ev.Execute():
                 raise AssertionError("only a step that arrives is executed")
 
@@ -192,15 +193,18 @@ class ShardWorker:
             num_blocks=effect.num_blocks,
             context_len_max=self._facts.context_len_max,
             step_tokens_max=form.step_tokens_max,
-            vocab_size=self._vocab_size,
+            vocab_size=self._grammars.vocab_size,
             whole=form.num_stages == 1,
+            matcher_of=self._grammars.matcher,
         )
         next_link = self._links[effect.next_link]
         last = form.stage + 1 == form.num_stages
-        steps_max = self._config.slots  # until a step is computed its frame holds one
-        self._tables = self._make_tables(limits, last, steps_max)
-        self._place = Place(form.epoch, form.stage, last, next_link)
+        self._tables = self._make_tables(limits, last, self._config.slots)  # a frame each, until computed
+        if self._stamps is not None:
+            self._stamps.begin(form.epoch, form.slots_max)
+        self._place = Place(form.epoch, form.stage, last, next_link, self._stamps, effect.num_blocks)
         self._runner.stand(self._place)
+        self._tiers.stand(form, effect.num_blocks, self._stamps)
         log.info(
             "stage stands",
             epoch=form.epoch,
@@ -223,8 +227,10 @@ class ShardWorker:
             hello = None
         if hello is None or self._group is None:
             link.close()
-            return
-        self._handle(ev.LinkUp(self._now(), self._add(link), hello))
+        elif hello.kind is LinkKind.TIER:
+            self._tiers.accept(link, hello)
+        else:
+            self._handle(ev.LinkUp(self._now(), self._add(link), hello))
 
     def _add(self, link: Link) -> int:
         self._last_id += 1
@@ -251,11 +257,13 @@ class ShardWorker:
             effects = self._stage.handle(ev.StepArrived(now, link_id, step.epoch, step.number))
             if effects == [ev.Execute()]:
                 assert self._tables is not None and self._place is not None
-                inputs = self._tables.take(step)
-                if step.prompt_asks:
-                    inputs = with_asks(inputs, step.prompt_asks, self._vocab_size)
+                if step.attachment > self._tiers.attachment:
+                    self._tiers.rise(step.attachment)
+                laid_out, asks = self._tables.take(step), step.prompt_asks
+                inputs = with_asks(laid_out, asks, self._grammars.vocab_size) if asks else laid_out
                 self._check_payload(self._place, len(inputs.token_ids), frame)
-                self._runner.put(Job(self._place, step, inputs, frame, received_ns, now))
+                copies = copied_blocks(step, self._place.num_blocks) if step.copies else None
+                self._runner.put(Job(self._place, step, inputs, frame, received_ns, now, copies))
                 return
             for effect in effects:
                 self._perform(effect)
@@ -312,18 +320,19 @@ class ShardWorker:
             log.exception("load failed", failed, epoch=form.epoch)
             self._handle(ev.LoadDone(self._now(), call, layers, error=f"{type(failed).__name__}: {failed}"))
         else:
+            if loaded.kv_allocated and (rate := self._config.verify_stamps):
+                self._stamps = self._make_stamps(loaded.num_blocks, form.block_size_tokens, rate)
+                self._stamps.watch(self._config.verify_contents)
             self._handle(ev.LoadDone(self._now(), call, layers, loaded.num_blocks, loaded.kv_allocated))
 
     async def _dial(self, call: int, form: Form) -> None:
         last = form.stage + 1 == form.num_stages
         kind = LinkKind.RESULT if last else LinkKind.RING
         hello = build_hello(Hello(form.epoch, form.stage, self.boot, kind))
+        timeout_s = self._config.dial_timeout_ms / 1000
         try:
             link = await self._ports.transport.dial(
-                form.next_address,
-                hello,
-                self._options(OUTGOING_SLOTS, 0),
-                self._config.dial_timeout_ms / 1000,
+                form.next_address, hello, self._options(OUTGOING_SLOTS, 0), timeout_s
             )
         except (LinkClosed, ValueError) as error:
             log.warning("next stage out of reach", address=form.next_address, error=str(error))
@@ -353,6 +362,7 @@ class ShardWorker:
             free=self._stage.free,
             num_layers=self._facts.num_layers,
             preferred_stage=self._config.preferred_stage,
+            wish=self._config.wish,
             head_cost_layers=self._facts.head_cost_layers,
             loaded=self._stage.loaded,
         )
@@ -374,6 +384,9 @@ class ShardWorker:
     def _close_links(self) -> None:
         for link in list(self._links.values()):
             link.close()
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

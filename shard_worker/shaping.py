@@ -1,7 +1,8 @@
 """Pure. What the last stage knows of the slots whose sampling is more than temperature, top-k and top-p.
 
-Penalties and bad words are functions of the prompt and output ids alone: they are counted as the ids come by
-in steps, and what never comes by (a cached prefix, a sequence started again) comes whole with the fresh row.
+Penalties, bad words and grammars are functions of the prompt and output ids alone: they are followed as the
+ids come by in steps, and what never comes by (a cached prefix, a sequence started again) comes whole with the
+fresh row.
 So whoever resumes a sequence, at whatever place, has the same counts. Slots that use none have no entry here.
 """
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from chassis.messages import BadMessage
 from chassis.messages.pipeline import FLAG_FRESH, LAST_SAMPLED, SlotStart, Step
 from chassis.messages.sampling import NO_SHAPING
-from shard_worker.executor import F32, I64, U32, ShapingColumns
+from shard_worker.executor import F32, I64, U32, GrammarRow, MatcherOf, ShapingColumns
 
 T = TypeVar("T", bound=np.generic)
 NO_PLACES: I64 = np.empty(0, np.int64)
@@ -56,7 +57,7 @@ class Seen:
 class SlotShape:
     """One slot's. `follow` it with all ids in order."""
 
-    def __init__(self, start: SlotStart, vocab_size: int) -> None:
+    def __init__(self, start: SlotStart, vocab_size: int, matcher_of: MatcherOf | None = None) -> None:
         """Raises BadMessage."""
         self.shaping = shaping = start.sampling.shaping or NO_SHAPING
         self.logprobs = start.sampling.logprobs
@@ -74,7 +75,13 @@ class SlotShape:
         self._tail_len = max(map(len, self._words), default=1) - 1
         self._tail: tuple[int, ...] = ()  # of the output
         self.seen = Seen()
-        if shaping.follows and not self.follows:
+        self.matcher = None
+        self.output: list[int] = []  # of who has a matcher
+        if (grammar := start.sampling.grammar) is not None:
+            if matcher_of is None:
+                raise BadMessage("step: a grammar, and nobody reads it here")
+            self.matcher = matcher_of(grammar)
+        if start.sampling.follows and not self.follows:
             raise BadMessage("step: a start without the ids so far")
         named = chain(
             shaping.allowed_ids, self.bias_ids.tolist(), *shaping.bad_words, start.stop_ids, start.before
@@ -108,6 +115,8 @@ class SlotShape:
                 self.seen.add(token_id, 1)
         if self._tail_len:
             self._tail = (*self._tail, *output)[-self._tail_len :]
+        if self.matcher is not None:
+            self.output += output
 
     def banned(self, output_index: int) -> list[int]:
         """Ids that must not be drawn as the output's next. None, if they would leave nothing to draw."""
@@ -131,8 +140,9 @@ class SlotShape:
 class SlotShapes:
     """The shapes of one epoch's slots; only the last stage `samples`, others keep none."""
 
-    def __init__(self, vocab_size: int, samples: bool) -> None:
+    def __init__(self, vocab_size: int, samples: bool, matcher_of: MatcherOf | None = None) -> None:
         self._vocab_size = vocab_size
+        self._matcher_of = matcher_of
         self._samples = samples
         self.by_slot: dict[int, SlotShape] = {}
 
@@ -156,7 +166,7 @@ class SlotShapes:
         begun = {}
         for start, row in zip(step.fresh, fresh.nonzero()[0].tolist(), strict=True):
             if self._samples and _wants(start):
-                begun[int(step.slots[row])] = SlotShape(start, self._vocab_size)
+                begun[int(step.slots[row])] = SlotShape(start, self._vocab_size, self._matcher_of)
                 if start.prompt_len and len(start.before) != step.starts[row]:
                     raise BadMessage("step: a start without the ids so far")
         return begun
@@ -216,12 +226,16 @@ def _columns_of(
 
 def _wants(start: SlotStart) -> bool:
     """More than the sampling columns hold."""
-    return start.sampling.shaping is not None or start.sampling.logprobs is not None or start.min_tokens > 0
+    s = start.sampling
+    return bool(s.shaping is not None or s.grammar is not None or s.logprobs is not None or start.min_tokens)
 
 
 def columns(shapes: Sequence[tuple[int, SlotShape]], output_index: NDArray[np.int32]) -> ShapingColumns:
     """Of the sampling rows that have a shape, with their places, ascending."""
-    bans = [(row, shape.banned(int(output_index[row]))) for row, shape in shapes]
+    bound = [(row, s) for row, s in shapes if s.matcher is not None]
+    grammars = tuple([_grammar_row(row, s, int(output_index[row])) for row, s in bound])
+    bans = [(row, [] if s.matcher else s.banned(int(output_index[row]))) for row, s in shapes]
+    allowed = tuple((row, s.allowed) for row, s in shapes if len(s.allowed) and not s.matcher)
     biased = [(row, s) for row, s in shapes if len(s.bias_ids)]
     penal = [(row, s) for row, s in shapes if s.shaping.penalises and len(s.seen.ids)]
     min_p = [(row, s.shaping.min_p) for row, s in shapes if s.shaping.min_p > 0]
@@ -229,7 +243,7 @@ def columns(shapes: Sequence[tuple[int, SlotShape]], output_index: NDArray[np.in
     changed = [
         row
         for (row, s), (_, ids) in zip(shapes, bans, strict=True)
-        if ids or len(s.bias_ids) or len(s.allowed) or (s.shaping.penalises and len(s.seen.ids))
+        if ids or s.matcher or len(s.bias_ids) or len(s.allowed) or (s.shaping.penalises and len(s.seen.ids))
     ]
     told = [(row, s.logprobs) for row, s in shapes if s.logprobs is not None]
     return ShapingColumns(
@@ -237,7 +251,7 @@ def columns(shapes: Sequence[tuple[int, SlotShape]], output_index: NDArray[np.in
         bias_rows=_repeat([(row, len(s.bias_ids)) for row, s in biased]),
         bias_ids=_joined([s.bias_ids for _, s in biased], NO_PLACES),
         bias=_joined([s.bias for _, s in biased], NO_VALUES),
-        allowed=tuple((row, s.allowed) for row, s in shapes if len(s.allowed)),
+        allowed=allowed,
         banned_rows=_repeat([(row, len(ids)) for row, ids in bans]),
         banned_ids=_places([token_id for _, ids in bans for token_id in ids]),
         penalty_rows=_places([row for row, _ in penal]),
@@ -253,7 +267,14 @@ def columns(shapes: Sequence[tuple[int, SlotShape]], output_index: NDArray[np.in
         typical_p=_values([value for _, value in typical]),
         logprob_rows=_places([row for row, _ in told]),
         top_logprobs=_places([number for _, number in told]),
+        grammars=grammars,
     )
+
+
+def _grammar_row(row: int, shape: SlotShape, output_index: int) -> GrammarRow:
+    assert shape.matcher is not None
+    banned = _places(shape.banned(output_index))
+    return GrammarRow(row, shape.matcher, shape.output, len(shape.output), shape.allowed, banned)
 
 
 def _places(values: list[int]) -> I64:

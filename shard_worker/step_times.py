@@ -83,7 +83,9 @@ def sizes_of(weights: StageWeights, dtype: str, quantize: str, int8_activations:
     return Sizes(*stored(layers, 0.0), *head, round(kv))
 
 
-def bounds_us(sizes: Sizes, bounds: Bounds, sequences: int, context_len: int) -> dict[str, float]:
+def bounds_us(
+    sizes: Sizes, bounds: Bounds, sequences: int, context_len: int, shared_len: int = 0
+) -> dict[str, float]:
     """The longer of reading what a part needs once and of multiplying by it."""
 
     def part(weights: Mapping[str, int], stored_bytes: int) -> float:
@@ -93,7 +95,7 @@ def bounds_us(sizes: Sizes, bounds: Bounds, sequences: int, context_len: int) ->
                 multiply_s += 2 * count * sequences / rate
         return 1e6 * max(read_s, multiply_s)
 
-    kv_bytes = sizes.kv_token_bytes * context_len * sequences
+    kv_bytes = sizes.kv_token_bytes * (shared_len + (context_len - shared_len) * sequences)
     return {
         "products": part(sizes.layer_weights, sizes.layer_bytes),
         "head": part(sizes.head_weights, sizes.head_bytes),
@@ -101,10 +103,13 @@ def bounds_us(sizes: Sizes, bounds: Bounds, sequences: int, context_len: int) ->
     }
 
 
-def header(number: int, sequences: int, position: int, blocks: int) -> bytes:
-    """A step as a batcher sends it: a token of every row, with the first one the blocks before it too."""
+def header(number: int, sequences: int, position: int, blocks: int, shared: int = 0) -> bytes:
+    """A step as a batcher sends it: a token of every row, with the first one the blocks before it too,
+    the first `shared` of them the same for all."""
     fresh = number == 1
-    table = np.arange(sequences * blocks, dtype=np.uint32) if fresh else np.empty(0, np.uint32)
+    table = np.empty((sequences, blocks), np.uint32)
+    table[:, :shared] = np.arange(shared)
+    table[:, shared:] = shared + np.arange(sequences * (blocks - shared)).reshape(sequences, -1)
     flags = FLAG_SAMPLES | (FLAG_FRESH if fresh else 0)
     return build_step(
         1, number,
@@ -115,7 +120,7 @@ def header(number: int, sequences: int, position: int, blocks: int) -> bytes:
         output_index=[number] * sequences,
         table_lens=[blocks if fresh else 0] * sequences,
         token_ids=[(97 + i) % 256 for i in range(sequences)],
-        table=table.tolist(),
+        table=table.ravel().tolist() if fresh else [],
         fresh=[SlotStart(Sampling(0.0), 5)] * sequences if fresh else [],
         trace_parent=bytes(25),
     )  # fmt: skip
@@ -124,14 +129,17 @@ def header(number: int, sequences: int, position: int, blocks: int) -> bytes:
 class Steps:
     """A worker without its links: steps of `sequences` rows that all are at the same position."""
 
-    def __init__(self, executor: TorchExecutor, sequences: int, context_len: int, steps: int) -> None:
+    def __init__(
+        self, executor: TorchExecutor, sequences: int, context_len: int, steps: int, shared_len: int = 0
+    ) -> None:
         self._executor = executor
         self._sequences = sequences
+        self._shared = min(shared_len, context_len) // BLOCK_SIZE_TOKENS
         self._blocks = -(-(context_len + steps + WARM_STEPS + 1) // BLOCK_SIZE_TOKENS)
         layers = executor.facts.num_layers
         spec = StageSpec(0, 1, 0, layers, BLOCK_SIZE_TOKENS, sequences, sequences)
         loaded = executor.load(spec)
-        if loaded.num_blocks < sequences * self._blocks:
+        if loaded.num_blocks < self._shared + sequences * (self._blocks - self._shared):
             raise LoadFailed(f"{loaded.num_blocks} KV blocks are too few for {sequences} sequences")
         limits = TableLimits(
             slots_max=sequences,
@@ -149,7 +157,7 @@ class Steps:
     def take(self) -> float:
         """One step; its seconds from header to ids."""
         self._number += 1
-        data = header(self._number, self._sequences, self._position, self._blocks)
+        data = header(self._number, self._sequences, self._position, self._blocks, self._shared)
         begun = time.perf_counter()
         self._inputs = self._tables.apply(parse_step(data))
         laid_out = time.perf_counter()
@@ -178,10 +186,16 @@ def _median(times: int, what: Callable[[], object]) -> float:
 
 
 def measure(
-    executor: TorchExecutor, sizes: Sizes, bounds: Bounds, sequences: int, context_len: int, steps: int
+    executor: TorchExecutor,
+    sizes: Sizes,
+    bounds: Bounds,
+    sequences: int,
+    context_len: int,
+    steps: int,
+    shared_len: int = 0,
 ) -> Point:
-    """Raises LoadFailed."""
-    worker = Steps(executor, sequences, context_len, steps)
+    """`shared_len`: tokens that all contexts begin with, whole blocks of them. Raises LoadFailed."""
+    worker = Steps(executor, sequences, context_len, steps, shared_len)
     for _ in range(WARM_STEPS):
         worker.take()
     taken_us: list[float] = []
@@ -199,7 +213,7 @@ def measure(
     left_us = max(0.0, step_us - sum(parts_us.values()))
     rest = PYTHON if executor.times_ns() is not None else COMPUTE
     parts_us[rest] = parts_us.get(rest, 0.0) + left_us
-    limits = bounds_us(sizes, bounds, sequences, context_len)
+    limits = bounds_us(sizes, bounds, sequences, context_len, min(shared_len, context_len))
     return Point(sequences, context_len, step_us, parts_us, limits)
 
 
@@ -212,6 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sequences", default="1,16,64", help="how many decode together: points to measure")
     parser.add_argument("--context-len", type=int, default=128)
+    parser.add_argument("--shared-len", type=int, default=0, help="tokens that all contexts begin with")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--kv-memory-mb", type=int, default=1024)
     args = parser.parse_args(argv)
@@ -230,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes = sizes_of(weights, args.dtype, args.quantize, executor.int8_activations)
         bounds = measure_bounds(args.threads)
         points = [
-            measure(executor, sizes, bounds, int(count), args.context_len, args.steps)
+            measure(executor, sizes, bounds, int(count), args.context_len, args.steps, args.shared_len)
             for count in args.sequences.split(",")
         ]
     except LoadFailed as error:

@@ -18,15 +18,27 @@ from shard_worker.attention.interface import Attention, LayerKv
 from shard_worker.card import card_of
 from shard_worker.device import choice
 from shard_worker.device.memory import num_blocks_of
+from shard_worker.device.pages import DevicePages
 from shard_worker.device.stage import DeviceStage
-from shard_worker.executor import I64, Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
+from shard_worker.executor import (
+    I64,
+    U32,
+    Loaded,
+    LoadFailed,
+    ModelFacts,
+    Pages,
+    StageSpec,
+    StepInputs,
+    StepOutput,
+)
 from shard_worker.formats import BITS, QUANTIZE, digest_as_kept, packs_some, prepared_stage
 from shard_worker.hf_dir import HfCheckpoint
+from shard_worker.kv_pages import HostPages
 from shard_worker.last_sampled import LastSampled
 from shard_worker.model.config import ModelConfig
 from shard_worker.model.families import FAMILIES, stage_weights
 from shard_worker.model.layers import DTYPES, Precision, precision_of
-from shard_worker.model.stage import Stage, StageMemory
+from shard_worker.model.stage import Stage, StageMemory, Total
 from shard_worker.model.stage_weights import StageWeights
 from shard_worker.model.torch_stage import TorchStage
 from shard_worker.native import library
@@ -75,6 +87,7 @@ class _Resident:
     block_size_tokens: int
     stage: Stage
     kv: list[LayerKv]
+    pages: Pages
     num_blocks: int
 
     @property
@@ -140,6 +153,10 @@ class TorchExecutor:
         return self._facts
 
     @property
+    def pages(self) -> Pages | None:
+        return None if self._resident is None else self._resident.pages
+
+    @property
     def checkpoint(self) -> Checkpoint:
         return self._checkpoint
 
@@ -149,10 +166,16 @@ class TorchExecutor:
         return self._int8_activations
 
     def load(self, spec: StageSpec) -> Loaded:
-        model = self._checkpoint.config
-        _check_spec(spec, model)
+        check_spec(spec, self._checkpoint.config)
+        return self._loaded(spec, self._is_new(spec))
+
+    def _is_new(self, spec: StageSpec) -> bool:
+        """Whether its KV memory has to be taken anew."""
         wanted = (spec.first_layer, spec.end_layer, spec.block_size_tokens)
-        anew = self._resident is None or self._resident.key != wanted
+        return self._resident is None or self._resident.key != wanted
+
+    def _loaded(self, spec: StageSpec, anew: bool) -> Loaded:
+        """Raises LoadFailed."""
         if anew:
             self._take_memory(spec)
         resident = self._resident
@@ -175,30 +198,35 @@ class TorchExecutor:
             stage.release()
         del old
         self._resident = None  # what is replaced goes before the new is taken
-        model, num_layers = self._checkpoint.config, spec.end_layer - spec.first_layer
+        num_layers = spec.end_layer - spec.first_layer
         try:
             with torch.inference_mode():
                 stage = stage or self._make_stage(spec)
-            form = kv_tensors.KvForm(self._precision.compute)
-            if isinstance(stage, NativeStage):
-                form = stage.kv_form
-            num_blocks = self._num_blocks(spec, stage, form)
+            heads, form = self._kv_of(stage)
+            num_blocks = self._num_blocks(spec, stage)
             if isinstance(stage, DeviceStage):
                 kv = stage.allocate(num_blocks, spec.block_size_tokens)
+                pages: Pages = DevicePages(kv, spec.block_size_tokens)
             else:
-                kv = kv_tensors.allocate(model, num_layers, num_blocks, spec.block_size_tokens, form)
+                kv = kv_tensors.allocate(heads, num_layers, num_blocks, spec.block_size_tokens, form)
+                pages = kv_tensors.pages_of(kv, spec.block_size_tokens, form)
         except (MemoryError, RuntimeError) as error:
             raise LoadFailed(f"{num_layers} layers and their KV memory: {error}") from None
+        self._checkpoint.let_go()
         self._resident = _Resident(
-            spec.first_layer, spec.end_layer, spec.block_size_tokens, stage, kv, num_blocks
+            spec.first_layer, spec.end_layer, spec.block_size_tokens, stage, kv, pages, num_blocks
         )
 
-    def _num_blocks(self, spec: StageSpec, stage: Stage, form: kv_tensors.KvForm) -> int:
+    def _kv_of(self, stage: Stage) -> tuple[kv_tensors.KvHeads, kv_tensors.KvForm]:
+        """What the pages of a stage hold, and how it wants them."""
+        form = stage.kv_form if isinstance(stage, NativeStage) else kv_tensors.KvForm(self._precision.compute)
+        return self._checkpoint.config, form
+
+    def _num_blocks(self, spec: StageSpec, stage: Stage) -> int:
         """Raises LoadFailed."""
         config, num_layers = self._config, spec.end_layer - spec.first_layer
-        block_bytes = kv_tensors.bytes_per_block(
-            self._checkpoint.config, num_layers, spec.block_size_tokens, form
-        )
+        heads, form = self._kv_of(stage)
+        block_bytes = kv_tensors.bytes_per_block(heads, num_layers, spec.block_size_tokens, form)
         if isinstance(stage, DeviceStage):
             num_blocks = num_blocks_of(
                 stage, spec, config.num_blocks, config.device_memory, config.kv_memory_mb
@@ -222,11 +250,15 @@ class TorchExecutor:
         weights = stage_weights(FiniteWeights(self._checkpoint), spec.first_layer, spec.end_layer)
         if self._device.type != "cpu" or self._config.engine == "device":
             return DeviceStage(weights, self._precision.dtype, self._device, quantize=self._config.quantize)
-        if (native := self._native_stage(weights)) is not None:
+        return self._stage_of(weights)
+
+    def _stage_of(self, weights: StageWeights, total: Total | None = None) -> Stage:
+        """On the processor; `total`: over ranks. Raises LoadFailed."""
+        if (native := self._native_stage(weights, total)) is not None:
             return native
         if self._config.quantize in BITS:
             weights = prepared_stage(weights, self._config.dtype, self._config.quantize)
-        return TorchStage(weights, self._precision, self._attention)
+        return TorchStage(weights, self._precision, self._attention, total)
 
     def _transformers_stage(self, spec: StageSpec) -> Stage:
         """For what no file here describes, or when asked for. Raises LoadFailed."""
@@ -268,7 +300,7 @@ class TorchExecutor:
             return reason
         return "there is none" if library.native() is None else None
 
-    def _native_stage(self, weights: StageWeights) -> NativeStage | None:
+    def _native_stage(self, weights: StageWeights, total: Total | None) -> NativeStage | None:
         """None: torch is to compute. Raises LoadFailed."""
         config = self._config
         if config.engine == "torch" or self._given_attention:
@@ -284,12 +316,22 @@ class TorchExecutor:
                 quantize=config.quantize,
                 int8_activations=self._int8_activations,
                 threads=config.threads,
+                total=total,
             )
         reason = reason or "there is no compiled code"
         if config.engine == "native":
             raise LoadFailed(f"engine native: {reason}")
         log.info("torch computes", reason=reason)
         return None
+
+    def copy_blocks(self, sources: U32, targets: U32) -> None:
+        resident = self._resident
+        assert resident is not None, "copy before load"
+        if isinstance(resident.stage, DeviceStage):
+            resident.stage.copy_blocks(sources, targets)
+        else:
+            assert isinstance(resident.pages, HostPages)
+            resident.pages.copy(sources, targets)
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         spec, resident = self._spec, self._resident
@@ -302,10 +344,7 @@ class TorchExecutor:
             return resident.stage.begin(inputs, activations).result()
         inputs = self._last_sampled.known(inputs)
         last = inputs.row_offsets[inputs.sample_rows + 1].astype(np.int64) - 1
-        if isinstance(resident.stage, NativeStage):
-            sent = resident.stage.run(inputs, activations, None if inputs.prompt_asks else last)
-        else:
-            sent = resident.stage.run(inputs, activations)
+        sent = resident.stage.run(inputs, activations, None if inputs.prompt_asks else last)
         if spec.stage < spec.num_stages - 1:
             return StepOutput(sent, NO_IDS)
         prompts = sampler.prompt_logprobs(resident.stage.logits, inputs) if inputs.prompt_asks else None
@@ -328,12 +367,16 @@ class TorchExecutor:
         stage = self._resident.stage if self._resident is not None else None
         return stage.times_ns() if isinstance(stage, NativeStage) else None
 
-    def take_costs(self, head_cost_layers: float) -> None:
-        """What final norm, head and sampling cost here, as measured, in layers."""
-        self._facts = replace(self._facts, head_cost_layers=head_cost_layers)
+    def take_costs(self, head_cost_layers: float, layer_us: float) -> None:
+        """What final norm, head and sampling cost here, as measured, in layers; and what a layer takes."""
+        self._facts = replace(self._facts, head_cost_layers=head_cost_layers, layer_us=layer_us)
+
+    def take_room(self, layers_max: int, head_layers: float) -> None:
+        """How many layers there is memory for, and what embedding or head takes of that."""
+        self._facts = replace(self._facts, layers_max=layers_max, head_layers=head_layers)
 
 
-def _check_spec(spec: StageSpec, model: ModelConfig) -> None:
+def check_spec(spec: StageSpec, model: ModelConfig) -> None:
     if not 0 <= spec.first_layer < spec.end_layer <= model.num_layers:
         raise LoadFailed(
             f"layers {spec.first_layer} to {spec.end_layer}: out of {model.num_layers}, and at least one"

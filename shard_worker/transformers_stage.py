@@ -122,7 +122,7 @@ class TransformersStage:
     def release(self) -> None:
         self._memory = None
 
-    def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
+    def run(self, inputs: StepInputs, activations: memoryview, wanted: I64 | None = None) -> memoryview:
         assert self._memory is not None, "run before attach"
         dtype, compute = self._precision.dtype, self._precision.compute
         shape = (1, len(inputs.token_ids), self._sizes.hidden_size)

@@ -49,6 +49,9 @@ class Checkpoint(Protocol):
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A float tensor of exactly this shape. Raises LoadFailed."""
 
+    def let_go(self) -> None:
+        """What was read of the files need not stay in memory; it is read again by whoever looks at it."""
+
 
 class FiniteWeights:
     """A checkpoint whose matrices are read through before anything is made of them."""

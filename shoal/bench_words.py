@@ -20,6 +20,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2, help="of each worker")
     parser.add_argument("--sequences", default="1,16", help="how many decode together: points to measure")
     parser.add_argument("--context-len", type=int, default=128)
+    parser.add_argument("--shared-len", type=int, default=0, help="tokens that all contexts begin with")
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--worker-only", action="store_true", help="no deployment: a worker's step alone")
     parser.add_argument("--json", action="store_true", help="numbers instead of a table")
@@ -33,7 +34,9 @@ def _bench(arguments: argparse.Namespace) -> int:
         raise LaunchError(f"--sequences: {arguments.sequences!r} is not numbers with commas") from None
     if min(sequences) < 1 or arguments.context_len < 1 or arguments.output_tokens < 2:
         raise LaunchError("--sequences and --context-len: at least 1, --output-tokens: at least 2")
-    asked = Asked(sequences, arguments.context_len, arguments.output_tokens)
+    if not 0 <= arguments.shared_len <= arguments.context_len:
+        raise LaunchError("--shared-len: from 0 to --context-len")
+    asked = Asked(sequences, arguments.context_len, arguments.output_tokens, arguments.shared_len)
     plan = Plan(
         model=arguments.model,
         stages=arguments.stages,

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field
 
 from chassis import subjects
 from chassis.bus import Bus
-from chassis.errors import BusError, RpcError
+from chassis.errors import RpcError
 from chassis.messages import BadMessage
 from chassis.messages.cache import (
     HOLDINGS,
+    TIER_POOL,
     Held,
     Holdings,
     HoldingsQuestion,
@@ -25,6 +26,7 @@ from chassis.messages.kvstore import KEEP_PINNED
 from chassis.messages.registry import KvstoreEntry, parse_kvstore
 from chassis.rpc import Rpc
 from shoal.cached_prefixes import Run, runs_of, top
+from shoal.looking import Dial
 
 TIMEOUT_S = 5.0
 _SHOWN = 12  # characters of a hash
@@ -77,7 +79,7 @@ async def _read(rpc: Rpc, address: str, into: CacheShown) -> None:
 
     known = await ask("", 0)
     for totals in known.pools:
-        pool = PoolShown(totals, known.tier)
+        pool = PoolShown(totals, totals.tier)
         into.pools.append(pool)
         following: int | None = 0
         while following is not None:
@@ -86,20 +88,13 @@ async def _read(rpc: Rpc, address: str, into: CacheShown) -> None:
             following = piece.next_block
 
 
-async def show(nats_url: str, arguments: argparse.Namespace) -> tuple[str, bool]:
+async def tell(bus: Bus, dial: Dial, arguments: argparse.Namespace) -> tuple[str, bool]:
     """The text, and whether all answered. Raises BusError when the bus does not."""
-    from chassis import nats_bus
-    from chassis.grpc_rpc import GrpcRpc
-
-    bus, rpc = await nats_bus.connect(nats_url, name="cache"), GrpcRpc()
+    rpc = dial()
     try:
         caches = await look(bus, rpc)
     finally:
         await rpc.close()
-        try:
-            await bus.close()
-        except BusError:
-            pass  # it was only read from
     text = as_json(caches, arguments.top, arguments.by) if arguments.json else ""
     text = text or "\n".join(render(cache, arguments.top, arguments.by) for cache in caches)
     return text or "no kvstore is registered", bool(caches) and not any(c.error for c in caches)
@@ -118,12 +113,7 @@ def render(cache: CacheShown, count: int, by: str) -> str:
 
 def _pool_lines(pool: PoolShown, count: int, by: str) -> list[str]:
     t = pool.totals
-    share = 100 * (t.total - t.free) / max(1, t.total)
-    lines = [
-        f"pool {t.ref.generation[:_SHOWN]}, epoch {t.ref.epoch}, model {t.namespace[:_SHOWN]}",
-        f"  {pool.tier}: {t.total:,} blocks of {t.block_size_tokens} tokens, {share:.0f} % taken: "
-        f"{t.leased:,} in use, {t.cached:,} cached, {t.free:,} free",
-    ]
+    lines = _tier_lines(t) if pool.tier != TIER_POOL else _block_lines(t)
     runs = runs_of(pool.held)
     shown = top(runs, count, by)
     if shown:
@@ -141,6 +131,23 @@ def _pool_lines(pool: PoolShown, count: int, by: str) -> list[str]:
     if len(shown) < len(runs):
         lines.append(f"  and {len(runs) - len(shown):,} more")
     return lines
+
+
+def _block_lines(t: PoolTotals) -> list[str]:
+    share = 100 * (t.total - t.free) / max(1, t.total)
+    return [
+        f"pool {t.ref.generation[:_SHOWN]}, epoch {t.ref.epoch}, model {t.namespace[:_SHOWN]}",
+        f"  {t.tier}: {t.total:,} blocks of {t.block_size_tokens} tokens, {share:.0f} % taken: "
+        f"{t.leased:,} in use, {t.cached:,} cached, {t.free:,} free",
+    ]
+
+
+def _tier_lines(t: PoolTotals) -> list[str]:
+    """Of kvstore's own, for all pools."""
+    return [
+        f"tier {t.tier}: {t.total:,} blocks of {t.block_size_tokens} tokens, "
+        f"{t.num_bytes / 1e6:,.1f} of {t.bytes_max / 1e6:,.1f} MB"
+    ]
 
 
 def as_json(caches: list[CacheShown], count: int, by: str) -> str:

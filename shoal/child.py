@@ -9,6 +9,7 @@ its configuration cannot be used.
 
 import asyncio
 import errno
+import json
 import os
 import shutil
 import signal
@@ -33,6 +34,15 @@ if sys.platform == "linux":
 if os.getppid() == int(os.environ[{LAUNCHER_PID!r}]):
     os.execvp(sys.argv[1], sys.argv[1:])
 """
+
+
+def as_stranger(argv: list[str]) -> list[str]:
+    """The words that start a program which is not ours and dies with this process, given `LAUNCHER_PID`.
+
+    Raises OSError when there is no such program."""
+    if shutil.which(argv[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    return [sys.executable, "-ISc", _BECOME, *argv]
 
 
 @dataclass(slots=True)
@@ -97,11 +107,7 @@ class Child:
 
     def _command(self) -> list[str]:
         """Raises OSError when there is no such program."""
-        if not self.stranger:
-            return self.argv
-        if shutil.which(self.argv[0]) is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.argv[0])
-        return [sys.executable, "-ISc", _BECOME, *self.argv]
+        return as_stranger(self.argv) if self.stranger else self.argv
 
     def signal(self, number: int) -> bool:
         """False when it does not run."""
@@ -132,6 +138,17 @@ class Child:
         if self._process is not None and self.signal(signal.SIGKILL):
             async with asyncio.timeout(_KILLED_WITHIN_S):
                 await self._process.wait()
+
+    def last_words(self) -> str:
+        """The error that it logged last; else the last lines."""
+        for line in reversed(self.log_tail().splitlines()):
+            try:
+                told = json.loads(line)
+                if told["level"] == "error":
+                    return f"{told['event']}: {told.get('error', '')}".rstrip(": ")
+            except (ValueError, TypeError, KeyError):
+                continue
+        return self.log_tail()
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines it wrote."""

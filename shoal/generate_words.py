@@ -7,14 +7,31 @@ a token: logarithm, rank, token, and the likeliest beside it; the prompt's come 
 import argparse
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
-from shoal.client import Accepted, Delta, Event, Finished, Params, Prompt, PromptLogprobs, TokenLogprobs
+from shoal.client import (
+    Accepted,
+    Delta,
+    Event,
+    Finished,
+    InvalidArgument,
+    Params,
+    Prompt,
+    PromptLogprobs,
+    TokenLogprobs,
+)
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="text, or - to read it from standard input")
     parser.add_argument("--chat", action="store_true", help="as a user's turn, in the model's chat template")
     parser.add_argument("--system", default="", help="a system turn before it (with --chat)")
+    parser.add_argument("--ids", action="store_true", help="print output ids instead of text")
+    add_params(parser)
+
+
+def add_params(parser: argparse.ArgumentParser) -> None:
+    """What `params_of` reads."""
     parser.add_argument("--model", default="", help="which one, when several are served")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--min-tokens", type=int, default=0, help="nothing ends the output before")
@@ -23,7 +40,10 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true")
     parser.add_argument("--priority", type=int, help="0 (first) to 9")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS")
-    parser.add_argument("--ids", action="store_true", help="print output ids instead of text")
+    parser.add_argument("--client-key", default="", help="names the request: a retry is told the same answer")
+    parser.add_argument(
+        "--resume-window", type=int, default=0, metavar="SECONDS", help="how long it lives without a client"
+    )
     _add_sampling(parser.add_argument_group("sampling"))
 
 
@@ -45,6 +65,7 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--logprobs", type=int, metavar="N", help="log probabilities, and of the N likeliest")
     group.add_argument("--prompt-logprobs", type=int, metavar="N", help="the same of the prompt")
     group.add_argument("-n", type=int, help="choices")
+    group.add_argument("--best-of", type=int, metavar="N", help="generate N, show the likeliest")
     group.add_argument("--stream-interval", type=int, default=0, metavar="N", help="ids of a delta, at least")
 
 
@@ -78,6 +99,8 @@ def params_of(arguments: argparse.Namespace) -> Params:
         ignore_eos=a.ignore_eos,
         priority=a.priority,
         timeout_ms=round(a.timeout * 1000),
+        resume_window_s=a.resume_window,
+        client_key=a.client_key,
         min_p=a.min_p,
         typical_p=a.typical_p,
         repetition_penalty=a.repetition_penalty,
@@ -89,8 +112,30 @@ def params_of(arguments: argparse.Namespace) -> Params:
         top_logprobs=a.logprobs,
         prompt_logprobs=a.prompt_logprobs,
         n=a.n,
+        best_of=a.best_of,
         stream_interval=a.stream_interval,
     )
+
+
+def add_resume_words(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id")
+    parser.add_argument(
+        "--held", metavar="FILE", help="output ids that you have, as --ids prints them; - is standard input"
+    )
+    parser.add_argument("--ids", action="store_true", help="print output ids instead of text")
+
+
+def held_of(arguments: argparse.Namespace) -> list[int]:
+    """Raises InvalidArgument."""
+    if arguments.held is None:
+        return []
+    try:
+        text = sys.stdin.read() if arguments.held == "-" else Path(arguments.held).read_text()
+        return [int(word) for word in text.split()]
+    except OSError as error:
+        raise InvalidArgument("INVALID_ARGUMENT", f"--held: {error.strerror}: {arguments.held}") from None
+    except ValueError:
+        raise InvalidArgument("INVALID_ARGUMENT", "--held: numbers with spaces between") from None
 
 
 def print_events(events: Iterable[Event], ids: bool = False, several: bool = False) -> None:
@@ -116,9 +161,10 @@ def print_event(event: Event, ids: bool = False) -> None:
         case Finished() as end:
             rate = end.output_tokens / (end.decode_us / 1e6) if end.decode_us else 0.0
             _print("")
+            of_all = f", {end.generated_tokens} by all candidates" if end.generated_tokens else ""
             _say(
                 f"{end.reason}: {end.output_tokens} tokens ({rate:.1f}/s) after {end.prompt_tokens}"
-                f" of prompt, {end.cached_tokens} of them cached"
+                f" of prompt, {end.cached_tokens} of them cached{of_all}"
             )
 
 

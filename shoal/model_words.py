@@ -73,7 +73,8 @@ def _add(arguments: argparse.Namespace) -> int:
     manifest = models.add(
         repository, arguments.source, arguments.name, arguments.version, link=arguments.link
     )
-    _tell(f"{_line(manifest)}\nserve it with: shoal up --model {manifest.name}:{manifest.version}")
+    where = f" --repository {arguments.repository}" if arguments.repository else ""
+    _tell(f"{_line(manifest)}\nserve it with: shoal up --model {manifest.name}:{manifest.version}{where}")
     return 0
 
 

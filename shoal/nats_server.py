@@ -1,25 +1,30 @@
 """An embedded broker: one nats-server as a child of this process.
 
-Rules: it listens on loopback only, stores in files under its folder, syncs before it acknowledges, and
-dies with its parent. It can be started again on the same port and folder, after any kind of death.
-`NATS_SERVER` names another binary.
+Rules: it listens on loopback unless it is told another address, its monitoring port always; stores in files
+under its folder, syncs before it acknowledges, and dies with its parent. It can be started again on the same
+port and folder, after any kind of death. `NATS_SERVER` names another binary.
 """
 
 import asyncio
-import ctypes
+import errno
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import deque
+from functools import cache
 from pathlib import Path
+
+from chassis.nats_access import with_options
+from chassis.service import LAUNCHER_PID
+from shoal.child import as_stranger
 
 READY_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
-STORE_BYTES_MAX = 16 << 30
-PR_SET_PDEATHSIG = 1
+STORE_BYTES_MAX = 20 << 30
 
 
 class NatsServerError(Exception):
@@ -33,17 +38,30 @@ class NatsServer:
         port: int | None = None,
         monitor_port: int | None = None,
         *,
+        host: str = "127.0.0.1",
         sync_always: bool = True,
+        secure: Path | None = None,
     ) -> None:
+        """`secure`: the folder `nats` of `shoal init`, for TLS and users."""
         self.folder = folder
+        self.host = host
         self.port = port or free_port()
         self.monitor_port = monitor_port or free_port()
         self._sync_always = sync_always
+        self._secure = secure
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+        if self._secure is None:
+            return f"nats://{self._address}"
+        files = {"ca": self._secure / "ca.pem", "credentials": self._secure / "credentials"}
+        return with_options(f"tls://{self._address}", **files)
+
+    @property
+    def _address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     @property
     def monitor_address(self) -> str:
@@ -99,9 +117,11 @@ class NatsServer:
         self._process.send_signal(number)
 
     def command(self) -> list[str]:
-        """Writes the configuration; returns the words that start the server on it."""
+        """Writes the configuration; returns the words that start the server on it. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats-server.conf"
+        config.touch(mode=0o600)  # it may hold passwords
+        config.chmod(0o600)
         config.write_text(self._config())
         return [binary(), "-c", str(config)]
 
@@ -110,11 +130,11 @@ class NatsServer:
         with self._log.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
-                    command,
+                    as_stranger(command),
+                    env={**os.environ, LAUNCHER_PID: str(os.getpid())},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    preexec_fn=_die_with_parent(),
                 )
             except OSError as error:
                 raise NatsServerError(f"{binary()}: {error}") from error
@@ -122,13 +142,14 @@ class NatsServer:
     def _config(self) -> str:
         lines = [
             "server_name: shoal",
-            f"listen: 127.0.0.1:{self.port}",
+            f"listen: {_text(self._address)}",
             f"http: 127.0.0.1:{self.monitor_port}",
             f"jetstream {{ store_dir: {_quoted(self.folder / 'store')}, max_file_store: {STORE_BYTES_MAX}",
         ]
         if self._sync_always:
             lines.append("  sync_interval: always")
-        return "\n".join([*lines, "}", ""])
+        guarded = (self._secure / "authorization.conf").read_text() if self._secure is not None else ""
+        return "\n".join([*lines, "}", guarded])
 
     async def is_ready(self) -> bool:
         """Whether JetStream answers now."""
@@ -159,28 +180,57 @@ def binary() -> str:
     return named or (str(beside) if beside.exists() else shutil.which("nats-server") or "nats-server")
 
 
+_LISTEN_FIRST = 10_240  # below are names that people know
+_given: deque[int] = deque(maxlen=1000)
+
+
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """A port of loopback that nobody listens on now, and none of those this process was given lately: who has
+    one may not listen yet. No connection that goes out takes it meanwhile, where the system says which do."""
+    while True:
+        port = _bound(random.randrange(_LISTEN_FIRST, _outgoing_first())) if _outgoing_first() else _bound(0)
+        if port and port not in _given:
+            _given.append(port)
+            return port
+
+
+def is_taken(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether somebody listens on this port here. An address that is none of this machine: OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _bound(port: int) -> int:
+    """The port that a socket was given; 0: none."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return 0
+        given: int = probe.getsockname()[1]
+        return given
+
+
+@cache
+def _outgoing_first() -> int:
+    """Ports from here on are given to connections; 0: not known, or too near."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return first if first >= 2 * _LISTEN_FIRST else 0
 
 
 def _quoted(path: Path) -> str:
-    return '"' + str(path.resolve()).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return _text(str(path.resolve()))
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """Runs in the child before it becomes the broker: a killed parent must not leave it behind."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # loaded here: nothing may be imported between fork and exec
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare
+def _text(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

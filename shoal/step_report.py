@@ -43,6 +43,7 @@ class Asked:
     sequences: tuple[int, ...] = (1, 16)
     context_len: int = 128
     output_tokens: int = 64
+    shared_len: int = 0  # tokens that all contexts begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Line:
 def worker_times(plan: Plan, asked: Asked) -> dict[str, Any]:
     """What `python -m shard_worker.step_times` says. Raises LaunchError."""
     flags = ["--threads", str(plan.threads), "--context-len", str(asked.context_len)]
-    flags += ["--sequences", ",".join(map(str, asked.sequences))]
+    flags += ["--sequences", ",".join(map(str, asked.sequences)), "--shared-len", str(asked.shared_len)]
     flags += precision_flags(plan)
     named = dict(zip(*[iter(model_flags(plan.model))] * 2, strict=False))
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -141,7 +142,9 @@ async def system_times(plan: Plan, asked: Asked) -> dict[int, Outside | None]:
         async with AsyncClient(shoal.address) as client:
             vocab_size = (await client.models())[0].vocab_size
             for number, count in enumerate(asked.sequences):
-                prompts = _prompts(count, asked.context_len, vocab_size, number)
+                prompts = _prompts(count, asked.context_len, vocab_size, number, asked.shared_len)
+                if asked.shared_len:  # cached from then on
+                    await _listen(client, prompts[0], 2)
                 ids = await asyncio.gather(*(_listen(client, p, asked.output_tokens) for p in prompts))
                 bus = await nats_bus.connect(shoal.nats_url, name="bench")
                 try:
@@ -163,14 +166,15 @@ async def _listen(client: AsyncClient, prompt: Sequence[int], output_tokens: int
     return request_id
 
 
-def _prompts(count: int, length: int, vocab_size: int, salt: int) -> list[list[int]]:
-    """All different from the first token on, so that none finds another's blocks."""
+def _prompts(count: int, length: int, vocab_size: int, salt: int, shared: int = 0) -> list[list[int]]:
+    """All different from token `shared` on, so that none finds more of another's blocks."""
     low = min(1000, vocab_size // 2)
     span = vocab_size - low
-    return [
-        [low + (salt * 7919 + i * 104_729 + j * 31 * (i + 1)) % span for j in range(length)]
-        for i in range(count)
-    ]
+
+    def token(i: int, j: int) -> int:
+        return low + (salt * 7919 + i * 104_729 + j * 31 * (i + 1)) % span
+
+    return [[token(0 if j < shared else i, j) for j in range(length)] for i in range(count)]
 
 
 def report(told: Mapping[str, Any], outsides: Mapping[int, Outside | None]) -> str:

@@ -4,6 +4,7 @@ Needs only the bus. A request's own segments name its steps; a step's spans are 
 requests that shared it.
 """
 
+import argparse
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from chassis.messages.trace import Segment, parse_segment
 from chassis.trace import REQUESTS, Span, step_key
 from chassis.trace_export import subject_of
 from shoal.ledger import ROOTS, SUMMARY, Ledger, Row, ledger, steps_of
+from shoal.looking import Dial
 
 SEGMENTS_MAX = 10_000
 STEP_SUBJECTS_MAX = 1_000
@@ -116,9 +118,10 @@ async def _segments(bus: Bus, subject: str) -> list[Segment]:
 
 
 def _at_home(segment: Segment, homes: dict[bytes, str]) -> tuple[Span, ...]:
-    for span in segment.spans:
-        homes[span.context.span_id] = f"{segment.service} {segment.boot[-6:]}"
-    return segment.spans
+    """Its spans that no earlier segment had: one whose fate was unknown was sent again."""
+    fresh = tuple(span for span in segment.spans if span.context.span_id not in homes)
+    homes |= {span.context.span_id: f"{segment.service} {segment.boot[-6:]}" for span in fresh}
+    return fresh
 
 
 # ---- telling it ------------------------------------------------------------------------------------
@@ -261,13 +264,21 @@ def _retries(story: Story) -> str:
                     )
     for span in story.spans:
         if span.name == "batcher.interrupted":
-            lines += [f"  interrupted for {_ms((span.end_ns - span.start_ns) // 1000)}"]
+            cause = f": {why}" if (why := span.attributes.get("shoal.cause")) else ""
+            lines += [f"  interrupted for {_ms((span.end_ns - span.start_ns) // 1000)}{cause}"]
     lines += [f"  {step.key} was lost: {step.error}" for step in story.steps if step.error]
     return "\n".join(["ownership", *lines]) + "\n" if lines else ""
 
 
 def _ms(us: int) -> str:
     return f"{us / 1000:,.2f} ms"
+
+
+def request_id_of(text: str) -> str:
+    """Of a request: ids of OpenAI's answers and of batches' lines have it in them."""
+    for prefix in ("chatcmpl-", "cmpl-", "batch_req_"):
+        text = text.removeprefix(prefix)
+    return text
 
 
 async def why(nats_url: str, request_id: str, wait_s: float = 0.0) -> tuple[Story, str]:
@@ -283,3 +294,9 @@ async def why(nats_url: str, request_id: str, wait_s: float = 0.0) -> tuple[Stor
         except BusError:
             pass  # it was only read from
     return story, render(story)
+
+
+async def tell(bus: Bus, dial: Dial, arguments: argparse.Namespace) -> tuple[str, bool]:
+    """The story of `request_id`, and whether there is any. Raises BusError."""
+    story = await collect(bus, arguments.request_id)
+    return render(story), bool(story.records or story.spans)

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,18 +28,23 @@ from chassis import nats_bus
 from chassis.ids import RequestId
 from chassis.messages import sampling
 from chassis.service import ChassisConfig, _configure
-from chassis.subjects import LAYOUT, Discard
+from chassis.stream_layout import Discard
+from chassis.subjects import LAYOUT
 from gateway.admission import STOP_IDS_LEN_MAX, STOP_LEN_MAX
 from gateway.sampling import CHOICES_MAX
+from shoal import nats_server
 from shoal.cli import _parser, main
-from shoal.client import Params
+from shoal.client import Params, ShoalError
+from shoal.client.errors import error_of
 from shoal.launcher import Deployment, Plan
 from shoal.why import Story, collect
 
 ROOT = Path(__file__).resolve().parent.parent
-README, ARCHITECTURE, DECISIONS = (ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "DECISIONS"))
+README, ARCHITECTURE, DECISIONS, CLIENT = (
+    ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "DECISIONS", "CLIENT")
+)
 DEPLOY = ROOT / "deploy" / "README.md"
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), DEPLOY]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "deploy").glob("*.md"))]
 SERVICES = ("gateway", "batcher", "kvstore", "shard_worker")
 ADDRESS = "127.0.0.1:50051"
 LIMIT_S = 60.0
@@ -52,9 +58,9 @@ def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text_of(path), re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[list[str]]:
-    """The words of every shell command of the README, without what is set before it."""
-    lines = [line for block in blocks(README, "sh") for line in block.splitlines()]
+def commands(path: Path = README) -> list[list[str]]:
+    """The words of every shell command, without what is set before it."""
+    lines = [line for block in blocks(path, "sh") for line in block.splitlines()]
     words = [shlex.split(line, comments=True) for line in lines]
     return [line for line in words if line]
 
@@ -66,9 +72,9 @@ def split_settings(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return settings, words
 
 
-def of_command(*start: str) -> list[list[str]]:
-    """What follows `start` in the README's commands that begin with it."""
-    plain = [split_settings(list(words))[1] for words in commands()]
+def of_command(*start: str, path: Path = README) -> list[list[str]]:
+    """What follows `start` in the commands that begin with it."""
+    plain = [split_settings(list(words))[1] for words in commands(path)]
     return [words[len(start) :] for words in plain if words[: len(start)] == list(start)]
 
 
@@ -132,13 +138,17 @@ def test_settings_that_are_named_exist() -> None:
     everything = "\n".join(map(text_of, DOCUMENTS))
     fields = {s: {f.name for f in dataclasses.fields(config_of(s))} for s in (*SERVICES, "chassis")}
     for name in re.findall(r"SHOAL_([A-Z_]+)", everything):
+        if name in ("API_KEY", "CA"):  # of commands
+            assert f'"SHOAL_{name}"' in text_of(ROOT / "shoal" / "gateway_words.py")
+            continue
         if name == "NATS_URL":  # the one with a short name
             assert _configure("gateway", config_of("gateway"), [], {"SHOAL_NATS_URL": "n"})[0].nats_url == "n"
             continue
         keys = [(s, name.lower().removeprefix(f"{s}_")) for s in fields if name.startswith(f"{s.upper()}_")]
         assert any(key in fields[section] for section, key in keys), name
     flags = {f"--{key.replace('_', '-')}" for keys in fields.values() for key in keys}
-    flags |= set(re.findall(r"--[a-z-]+", _help_of("tests.sim") + text_of(ROOT / "shoal" / "cli.py")))
+    command = "".join(map(text_of, (ROOT / "shoal").glob("*.py")))
+    flags |= set(re.findall(r"--[a-z-]+", _help_of("tests.sim") + command))
     assert set(re.findall(r"`(--[a-z-]+)[ `]", everything)) <= flags
 
 
@@ -204,6 +214,10 @@ def test_every_command_is_of_a_kind_that_is_checked() -> None:
         match words:
             case ["make" | "grpcurl" | ".venv/bin/shoal", *_]:
                 pass
+            case ["curl", *_]:
+                pass
+            case [".venv/bin/nats-server", *rest]:
+                subprocess.run([nats_server.binary(), "-t", *rest], cwd=ROOT, check=True)
             case [".venv/bin/python", *rest]:
                 assert rest[:2] in python, words
             case _:
@@ -224,11 +238,36 @@ def test_make_has_these_doors() -> None:
 
 def test_shoal_takes_these_words() -> None:
     asked = of_command(".venv/bin/shoal")
-    assert {words[0] for words in asked} == {"up", "generate", "models", "model", "why"}
+    assert {words[0] for words in asked} == {
+        "up", "join", "generate", "chat", "models", "model", "why", "stats", "batch", "init", "keys", "scale",
+        "serve",
+    }  # fmt: skip
     for words in asked:
         arguments = _parser().parse_args(words)
         config = getattr(arguments, "config", None)
         assert config is None or (ROOT / config).exists()
+
+
+def test_what_a_client_is_told_to_type_works(tmp_path: Path) -> None:
+    for words in of_command(".venv/bin/shoal", path=CLIENT):
+        _parser().parse_args(words)
+    (flags,) = of_command("protoc", path=CLIENT)
+    made = [flag.replace("=gen", f"={tmp_path}") for flag in flags]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *made], cwd=ROOT, check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"gateway_pb2.py", "gateway_pb2_grpc.py"}
+    (words,) = of_command("buf", path=CLIENT)
+    assert all((ROOT / word).exists() for word in words if word.startswith("proto"))
+    kinds = {split_settings(words)[1][0] for words in commands(CLIENT)}
+    assert kinds == {".venv/bin/shoal", "protoc", "buf"}
+
+
+def test_the_classes_of_failures_are_those_of_the_table() -> None:
+    rows = rows_of(CLIENT, "| class | code | what it means |")
+    named = {name for row in rows for name in re.findall(r"\w+", row[0])}
+    assert named == {kind.__name__ for kind in ShoalError.__subclasses__()}
+    for row in rows:
+        for code in re.findall(r"[A-Z_]{6,}", row[1]):
+            assert type(error_of(code, "")).__name__ in row[0]
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -275,15 +314,18 @@ def shoal(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> I
     assert not killed
 
 
-def test_python_snippets_run(shoal: Deployment, capsys: pytest.CaptureFixture[str]) -> None:
-    snippets = blocks(README, "python")
-    assert len(snippets) == 2
+@pytest.mark.parametrize(("path", "count"), [(README, 1), (CLIENT, 7)], ids=lambda value: str(value)[-9:])
+def test_python_snippets_run(
+    path: Path, count: int, shoal: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snippets = blocks(path, "python")
+    assert len(snippets) == count
     for snippet in snippets:
         assert ADDRESS in snippet
         code = snippet.replace(ADDRESS, shoal.address)
         code = code.replace("max_tokens=32)", "max_tokens=32, seed=7)")  # a drawn one may end at once
-        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
-        assert len(capsys.readouterr().out) > 20
+        exec(compile(code, path.name, "exec"), {"__name__": "snippet"})
+        assert len(capsys.readouterr().out) > 20 or "sk-of-mine" in code
 
 
 def test_generate_models_and_why_answer(
@@ -326,6 +368,19 @@ async def _story(shoal: Deployment, request_id: str) -> Story:
             await bus.close()
 
 
+def test_what_curl_is_given_is_answered(shoal: Deployment) -> None:
+    asked = of_command("curl")
+    assert {url.split("/")[3] for url, *_ in asked} == {"v1", "v2"}
+    for url, *rest in asked:
+        assert url.startswith("http://127.0.0.1:8000/")
+        url = url.replace("127.0.0.1:8000", shoal.http_addresses[0]).replace("smollm2", "fake")
+        headers = dict([rest[rest.index("-H") + 1].split(": ")] if "-H" in rest else [])
+        body = rest[rest.index("-d") + 1].replace("smollm2", "fake")
+        request = urllib.request.Request(url, body.encode(), headers)
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            assert answer.status == 200 and json.loads(answer.read())
+
+
 def test_reflection_clients_find_and_call(shoal: Deployment) -> None:
     """What grpcurl does with these words, without grpcurl: ask what there is, build the message, call."""
     asked = of_command("grpcurl", "-plaintext")
@@ -361,7 +416,7 @@ def _call(channel: grpc.Channel, pool: DescriptorPool, path: str, body: dict[str
 def test_the_table_of_sampling_has_every_parameter() -> None:
     rows = rows_of(ARCHITECTURE, "| parameter | range | default | what it does |")
     named = [name for row in rows for name in re.findall(r"\w+", row[0])]
-    elsewhere = {"model", "priority", "timeout_ms", "resume_window_s", "client_key"}
+    elsewhere = {"model", "priority", "timeout_ms", "queue_timeout_ms", "resume_window_s", "client_key"}
     assert sorted(named) == sorted({f.name for f in dataclasses.fields(Params)} - elsewhere)
     numbers = {int(number) for row in rows for number in re.findall(r"\d+", row[1])}
     limits = (

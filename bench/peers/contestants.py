@@ -1,7 +1,7 @@
 """Who is measured: a peer in a process of its own environment, or Shoal behind its own gRPC front.
 
-Between its turns a peer is stopped (SIGSTOP), so that none of its threads can use the cores that another is
-measured on. Shoal is not: its leases would run out. What it uses idle counts as noise in the others' turns.
+Between its turns each is stopped (SIGSTOP), so that none of its threads can use the cores that another is
+measured on. After it Shoal finds that time has passed: it is asked something before its turn is timed.
 """
 
 import asyncio
@@ -35,6 +35,10 @@ from shoal.launcher import Deployment, LaunchError, Plan
 LOAD_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 15.0
+SETTLE_ASKS_MAX = 20
+SETTLED_S = 0.15
+RETURN_S = 0.5  # between asks of a deployment that is not back
+SETTLE_PROMPT = (1, 2, 3, 4)
 _LINE_MAX = 1 << 26
 _LOG_LINES = 3
 
@@ -55,7 +59,8 @@ class Contestant(Protocol):
 
     def pause(self) -> None: ...
 
-    def resume(self) -> None: ...
+    async def resume(self) -> None:
+        """Returns when it answers as before. Raises Failed."""
 
     async def stop(self) -> None: ...
 
@@ -99,14 +104,14 @@ class Peer:
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     async def stop(self) -> None:
         process = self._process
         if process is None:
             return
-        self.resume()
+        self._signal(signal.SIGCONT)
         assert process.stdin is not None
         process.stdin.close()
         try:
@@ -206,7 +211,7 @@ class Shoal:
         try:
             shoal = await self._stack.enter_async_context(Deployment(plan))
             self._deployment = shoal
-            self._client = await self._stack.enter_async_context(AsyncClient(shoal.address))
+            self._client = await self._stack.enter_async_context(AsyncClient(shoal.address, retry=None))
         except (LaunchError, ShoalError, BusError) as error:
             raise Failed(without_paths(str(error))) from error
         stages = f"{setting.stages} stage{'s' * (setting.stages > 1)} of {setting.threads} threads"
@@ -230,10 +235,26 @@ class Shoal:
         return Ran(time.perf_counter() - start, requests)
 
     def pause(self) -> None:
-        return None
+        self._signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
-        return None
+    async def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+        for _ in range(SETTLE_ASKS_MAX):
+            try:
+                ran = await self.run([SETTLE_PROMPT], 2)
+            except Failed:  # a pause above 30 s outlives what the registry holds: its entries come back first
+                await asyncio.sleep(RETURN_S)
+                continue
+            if ran.seconds < SETTLED_S:
+                return
+        raise Failed(f"after a pause it took over {SETTLED_S:g} s for a word, {SETTLE_ASKS_MAX} times")
+
+    def _signal(self, number: int) -> None:
+        """To all of its services, the broker too."""
+        for pid in self.pids.values():
+            os.kill(pid, number)
 
     async def stop(self) -> None:
+        if self._deployment is not None:
+            self._signal(signal.SIGCONT)
         await self._stack.aclose()

@@ -115,8 +115,8 @@ async def take_round(
     turns: dict[str, Turn] = {}
     for name in order(list(contestants), number):
         contestant = contestants[name]
-        contestant.resume()
         try:
+            await contestant.resume()
             with watch_others(contestant.root_pid) as others:
                 ran = await take_turn(contestant, workload, seed)
         except Failed as error:

@@ -24,7 +24,14 @@ from chassis.wire import kvstore_pb2 as pb
 
 HOLDINGS = Method("/shoal.kvstore.v1.KvStore/Holdings", pb.HoldingsRequest, pb.HoldingsReply)
 TIER_POOL = "pool"
+TIER_HOST = "host"  # kvstore's memory
+TIER_DISK = "disk"
 _NOT_TOLD = BlockHash(b"\xff" * HASH_BYTES)
+
+
+def tier_of(pool: PoolRef) -> str:
+    """A tier of kvstore's own is told of like a pool, whose generation is its name."""
+    return pool.generation if pool.generation in (TIER_HOST, TIER_DISK) else TIER_POOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,12 @@ class PoolTotals:
     free: int
     leased: int
     cached: int
+    num_bytes: int = 0  # of tiers alone
+    bytes_max: int = 0
+
+    @property
+    def tier(self) -> str:
+        return tier_of(self.ref)
 
 
 class Held(NamedTuple):
@@ -205,12 +218,15 @@ def _totals(pool: PoolTotals) -> pb.CachePool:
         free=pool.free,
         leased=pool.leased,
         cached=pool.cached,
+        bytes=pool.num_bytes,
+        bytes_max=pool.bytes_max,
     )
 
 
 def _parse_totals(m: pb.CachePool) -> PoolTotals:
     ref = parse_pool(m.ref)
-    return PoolTotals(ref, m.namespace, m.block_size_tokens, m.total, m.free, m.leased, m.cached)
+    counts = (m.total, m.free, m.leased, m.cached, m.bytes, m.bytes_max)
+    return PoolTotals(ref, m.namespace, m.block_size_tokens, *counts)
 
 
 def _parents(name: str, data: bytes, count: int) -> list[BlockHash | None]:

@@ -8,9 +8,11 @@ bytes: it never shows.
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+from weakref import WeakValueDictionary
 
 import orjson
 from google.protobuf.message import DecodeError
@@ -20,6 +22,12 @@ from chassis.wire import pipeline_pb2 as pb
 
 VOCAB_SIZE_MAX = 1 << 22
 CARD_BYTES_MAX = 256 << 20
+
+# Special tokens that are part of an answer, for whoever reads calls of functions in it.
+SHOWN = frozenset("[TOOL_CALLS] [ARGS] [CALL_ID] <|python_tag|> <|tool_call|> <|/tool_call|>".split())
+SHOWN |= {"<tool_call>", "</tool_call>"}
+
+Tokenizer = Mapping[str, Any]  # a tokenizer.json, parsed
 
 
 class TokenBytes(Sequence[bytes]):
@@ -92,7 +100,7 @@ class TokenBytes(Sequence[bytes]):
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True, slots=True, eq=True)
+@dataclass(frozen=True, slots=True, eq=True, weakref_slot=True)
 class ModelCard:
     name: str
     model_digest: str
@@ -134,8 +142,19 @@ def build_card(card: ModelCard) -> bytes:
     ).SerializeToString(deterministic=True)
 
 
+# Services of one process have the same card: megabytes that one parses and the others share.
+_alive: WeakValueDictionary[str, ModelCard] = WeakValueDictionary()
+
+
 def parse_card(data: bytes) -> ModelCard:
     """Raises BadMessage."""
+    digest = card_digest(data)
+    if (card := _alive.get(digest)) is None:
+        card = _alive[digest] = _parsed(data)
+    return card
+
+
+def _parsed(data: bytes) -> ModelCard:
     try:
         m = pb.ModelCard.FromString(data)
     except (DecodeError, ValueError) as error:
@@ -204,7 +223,7 @@ def sentencepiece_bytes(piece: str) -> bytes:
     return piece.replace("\u2581", " ").encode("utf-8", "surrogatepass")
 
 
-def _decoders(tokenizer: dict[str, object]) -> list[dict[str, object]]:
+def _decoders(tokenizer: Tokenizer) -> list[dict[str, object]]:
     decoder = tokenizer.get("decoder")
     if not isinstance(decoder, dict):
         return []
@@ -212,12 +231,19 @@ def _decoders(tokenizer: dict[str, object]) -> list[dict[str, object]]:
     return list(inner) if isinstance(inner, list) else [decoder]
 
 
-def token_bytes_of(tokenizer_json: bytes, vocab_size: int) -> TokenBytes:
+def parse_tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    """Raises ValueError."""
+    tokenizer = orjson.loads(tokenizer_json)
+    if not isinstance(tokenizer, dict):
+        raise ValueError("tokenizer: not a JSON object")
+    return tokenizer
+
+
+def token_bytes_of(tokenizer: Tokenizer, vocab_size: int) -> TokenBytes:
     """The table for a tokenizer of the `tokenizers` library; ids it does not know have no bytes.
 
     Byte-level BPE and SentencePiece-like vocabularies; raises ValueError for others.
     """
-    tokenizer = orjson.loads(tokenizer_json)
     kinds = {d.get("type") for d in _decoders(tokenizer)}
     if "ByteLevel" in kinds:
         convert = byte_level_bytes
@@ -235,13 +261,14 @@ def token_bytes_of(tokenizer_json: bytes, vocab_size: int) -> TokenBytes:
         if added["id"] < vocab_size:
             content = added["content"]
             shown = convert(content) if convert is sentencepiece_bytes else content.encode()
-            pieces[added["id"]] = b"" if added.get("special") else shown
+            hidden = added.get("special") and content not in SHOWN
+            pieces[added["id"]] = b"" if hidden else shown
     return TokenBytes.of(pieces)
 
 
-def strips_leading_space(tokenizer_json: bytes) -> bool:
+def strips_leading_space(tokenizer: Tokenizer) -> bool:
     """Whether a whole output loses the space that the vocabulary puts before its first word."""
-    for decoder in _decoders(orjson.loads(tokenizer_json)):
+    for decoder in _decoders(tokenizer):
         if decoder.get("type") == "Strip" and decoder.get("content") == " " and decoder.get("start"):
             return True
         if decoder.get("type") == "Metaspace" and decoder.get("prepend_scheme", "always") != "never":

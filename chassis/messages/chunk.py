@@ -53,6 +53,7 @@ class Finish:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     error: str = ""
+    retry_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def build_chunk(chunk: Chunk) -> bytes:
                 usage=build_usage(f.usage),
                 timings=build_timings(f.timings),
                 error=f.error,
+                retry_ms=f.retry_ms,
             )
             for f in chunk.finishes
         ],
@@ -171,6 +173,7 @@ def parse_chunk(data: bytes) -> Chunk:
                 parse_usage(f.usage),
                 parse_timings(f.timings),
                 f.error,
+                f.retry_ms,
             )
             for f in m.finishes
         ),

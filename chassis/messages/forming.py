@@ -5,6 +5,7 @@ from enum import Enum
 
 from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage, check
+from chassis.messages.addresses import from_wire, to_wire
 from chassis.rpc import Method
 from chassis.wire import pipeline_pb2 as pb
 
@@ -28,7 +29,7 @@ class Form:
     num_stages: int
     first_layer: int
     end_layer: int  # exclusive
-    next_address: str  # transport address of the next stage, or of the batcher
+    next_address: str  # link addresses of the next stage, or of the batcher: best first, with spaces
     block_size_tokens: int
     slots_max: int
     step_tokens_max: int
@@ -52,6 +53,7 @@ FORM: Method[FormAsk, FormAnswer] = Method("/shoal.pipeline.v1.ShardWorker/Form"
 
 
 def build_form(form: Form) -> pb.FormRequest:
+    known, others = to_wire(form.next_address)
     return pb.FormRequest(
         epoch=form.epoch,
         batcher_boot=form.batcher_boot,
@@ -60,7 +62,8 @@ def build_form(form: Form) -> pb.FormRequest:
         num_stages=form.num_stages,
         first_layer=form.first_layer,
         end_layer=form.end_layer,
-        next_address=form.next_address,
+        next_address=known,
+        next_more_addresses=others,
         block_size_tokens=form.block_size_tokens,
         slots_max=form.slots_max,
         step_tokens_max=form.step_tokens_max,
@@ -81,7 +84,7 @@ def parse_form(m: pb.FormRequest) -> Form:
         num_stages=m.num_stages,
         first_layer=m.first_layer,
         end_layer=m.end_layer,
-        next_address=m.next_address,
+        next_address=from_wire(m.next_address, m.next_more_addresses),
         block_size_tokens=m.block_size_tokens,
         slots_max=m.slots_max,
         step_tokens_max=m.step_tokens_max,

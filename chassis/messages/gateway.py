@@ -6,23 +6,38 @@ Other front doors speak in the same value types; only this file sees their proto
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import orjson
+
 from chassis.ids import RequestId
 from chassis.messages import parse
 from chassis.messages.request import Reason, Timings, Usage
+from chassis.messages.sampling import Grammar, GrammarKind
 from chassis.wire import gateway_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalled:
+    """`arguments`: a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     role: str
     content: str
+    name: str = ""
+    tool_calls: tuple[ToolCalled, ...] = ()
+    tool_call_id: str = ""  # of whoever tells what a call gave
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
     """What a front door was asked for; None and 0 leave the choice to us. Exactly one input is to be given.
 
-    `tenant` and `time_left_ms` are the caller's circumstances, not part of the message.
+    `tenant`, `key`, `time_left_ms` and `job` are the caller's circumstances, not part of the message.
     """
 
     model: str = ""  # empty: the only one served
@@ -54,8 +69,14 @@ class GenerateCall:
     prompt_logprobs: int | None = None
     n: int | None = None  # choices
     stream_interval: int = 0  # output ids of a delta, at least
+    queue_timeout_ms: int = 0
+    best_of: int | None = None  # so many are generated, n are told
+    grammar: Grammar | None = None  # what the whole output is
+    tools: tuple[str, ...] = ()  # JSON objects, as chat templates take them
     tenant: str = ""
+    key: str = ""  # the name of the key it came with
     time_left_ms: int | None = None  # until the call's own deadline
+    job: bool = False  # it lives without a client, for as long as it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +126,10 @@ class PromptLogprobs:
 @dataclass(frozen=True, slots=True)
 class Finished:
     reason: Reason
-    usage: Usage
+    usage: Usage  # of this choice
     timings: Timings
     choice: int = 0
+    generated_tokens: int = 0  # of all candidates, where the best are told
 
 
 GenerateEvent = Accepted | PromptLogprobs | Delta | Finished
@@ -120,6 +142,7 @@ class ModelInfo:
     context_len_max: int  # tokens
     vocab_size: int
     chat: bool  # has a chat template
+    tool_form: str = "hermes"  # how it writes calls of functions
 
 
 # ---- what clients send -----------------------------------------------------------------------------
@@ -159,7 +182,25 @@ def parse_generate(data: bytes) -> GenerateCall:
         prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
         n=m.n if m.HasField("n") else None,
         stream_interval=m.stream_interval,
+        queue_timeout_ms=m.queue_timeout_ms,
+        best_of=m.best_of if m.HasField("best_of") else None,
+        grammar=_grammar(m.grammar) if m.HasField("grammar") else None,
     )
+
+
+def _grammar(m: pb.Grammar) -> Grammar | None:
+    match m.WhichOneof("kind"):
+        case "json_object":
+            return Grammar(GrammarKind.JSON_OBJECT) if m.json_object else None
+        case "json_schema":
+            return Grammar(GrammarKind.JSON_SCHEMA, m.json_schema)
+        case "regex":
+            return Grammar(GrammarKind.REGEX, m.regex)
+        case "choice":
+            return Grammar(GrammarKind.CHOICE, orjson.dumps(list(m.choice.texts)).decode())
+        case "lark":
+            return Grammar(GrammarKind.LARK, m.lark)
+    return None
 
 
 def parse_resume(data: bytes) -> tuple[str, tuple[int, ...]]:
@@ -219,6 +260,7 @@ def build_event(event: GenerateEvent) -> bytes:
                     queued_us=timings.queued_us + timings.waiting_us,
                     prefill_us=timings.prefill_us,
                     decode_us=timings.decode_us + timings.interrupted_us,
+                    generated_tokens=event.generated_tokens,
                 )
             )
     m.choice = event.choice

@@ -4,12 +4,13 @@ Columns of block ids are little-endian u32 in bytes fields, hashes 32 bytes each
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chassis.ids import BlockHash, BlockId, BootId, Epoch
 from chassis.messages import BadMessage
+from chassis.messages.addresses import from_wire, to_wire
 from chassis.rpc import Method
 from chassis.wire import kvstore_pb2 as pb
 
@@ -26,6 +27,8 @@ _SERVICE = "/shoal.kvstore.v1.KvStore/"
 ATTACH = Method(_SERVICE + "Attach", pb.AttachRequest, pb.AttachReply)
 MATCH = Method(_SERVICE + "Match", pb.MatchRequest, pb.MatchReply)
 EXCHANGE = Method(_SERVICE + "Exchange", pb.ExchangeRequest, pb.ExchangeReply)
+DETACH = Method(_SERVICE + "Detach", pb.DetachRequest, pb.DetachReply)
+LOCATE = Method(_SERVICE + "Locate", pb.LocateRequest, pb.LocateReply)
 STATS = Method(_SERVICE + "Stats", pb.StatsRequest, pb.StatsReply)
 
 
@@ -53,6 +56,13 @@ class Commit(NamedTuple):
     parent: BlockHash
 
 
+class StageAddress(NamedTuple):
+    """Where a stage of the pool's pipeline is reached, and which layers it holds."""
+
+    transport_address: str  # link addresses: best first, with spaces
+    layers: range
+
+
 @dataclass(frozen=True, slots=True)
 class Attach:
     """`held` repeats a block for each further reference; `committed` says what held blocks hold, heads first.
@@ -70,12 +80,14 @@ class Attach:
     committed: tuple[tuple[BlockId, BlockHash], ...] = ()
     prior_epoch: Epoch = Epoch(0)
     prior_attachment: int = 0
+    stages: tuple[StageAddress, ...] = ()  # in order
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
     free: int
     cached: int
+    tiers: bool = False  # a match may find what the pool lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,18 @@ class Match:
     pool: PoolRef
     chains: tuple[tuple[BlockHash, ...], ...]
     traces: tuple[TraceRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    namespace: str
+    block_size_tokens: int
+    chains: tuple[tuple[BlockHash, ...], ...]
+
+
+Located = tuple[
+    tuple[str, tuple[int, ...]], ...
+]  # pools, and how many blocks each holds of every chain's head
 
 
 def keep_of_priority(priority: int) -> int:
@@ -98,6 +122,7 @@ class Exchange:
     releases: tuple[BlockId, ...] = ()  # head of a chain first
     lease_count: int = 0
     keeps: tuple[int, ...] = ()  # of each release: 1 + the request's priority, or a pin; none: the default
+    bad: tuple[BlockId, ...] = ()  # leased: they do not hold what they were said to
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +145,8 @@ class Stats:
     evictions: int
     generations: tuple[str, ...] = field(default=())
     old_epochs: int = 0
+    bad_blocks: int = 0
+    tiers: Mapping[str, int] = field(default_factory=dict)
 
 
 def pack_ids(blocks: Sequence[int]) -> bytes:
@@ -173,6 +200,7 @@ def build_attach(call: Attach) -> pb.AttachRequest:
         committed_hashes=b"".join(content for _, content in call.committed),
         prior_epoch=call.prior_epoch,
         prior_attachment=call.prior_attachment,
+        stages=[_build_stage(stage) for stage in call.stages],
     )
 
 
@@ -190,15 +218,41 @@ def parse_attach(m: pb.AttachRequest) -> Attach:
         ),
         prior_epoch=Epoch(m.prior_epoch),
         prior_attachment=m.prior_attachment,
+        stages=tuple(
+            StageAddress(from_wire(s.transport_address, s.more_addresses), range(s.first_layer, s.end_layer))
+            for s in m.stages
+        ),
+    )
+
+
+def _build_stage(stage: StageAddress) -> pb.StageAddress:
+    known, others = to_wire(stage.transport_address)
+    return pb.StageAddress(
+        transport_address=known,
+        first_layer=stage.layers.start,
+        end_layer=stage.layers.stop,
+        more_addresses=others,
     )
 
 
 def build_attached(attached: Attached, boot: BootId) -> pb.AttachReply:
-    return pb.AttachReply(kvstore_boot=boot, free=attached.free, cached=attached.cached)
+    return pb.AttachReply(kvstore_boot=boot, free=attached.free, cached=attached.cached, tiers=attached.tiers)
 
 
 def parse_attached(m: pb.AttachReply) -> Attached:
-    return Attached(m.free, m.cached)
+    return Attached(m.free, m.cached, m.tiers)
+
+
+def build_detach(pool: PoolRef) -> pb.DetachRequest:
+    return pb.DetachRequest(pool=build_pool(pool))
+
+
+def parse_detach(m: pb.DetachRequest) -> PoolRef:
+    return parse_pool(m.pool)
+
+
+def build_detached() -> pb.DetachReply:
+    return pb.DetachReply()
 
 
 def build_match(call: Match) -> pb.MatchRequest:
@@ -232,6 +286,37 @@ def parse_matched(m: pb.MatchReply, count: int) -> tuple[tuple[BlockId, ...], ..
     return tuple(parse_ids("blocks", found) for found in m.blocks)
 
 
+def build_locate(call: Locate) -> pb.LocateRequest:
+    return pb.LocateRequest(
+        namespace=call.namespace,
+        block_size_tokens=call.block_size_tokens,
+        chains=[b"".join(chain) for chain in call.chains],
+    )
+
+
+def parse_locate(m: pb.LocateRequest) -> Locate:
+    if len(m.chains) > CHAINS_MAX:
+        raise BadMessage(f"chains: {len(m.chains)} is above {CHAINS_MAX}")
+    chains = tuple(tuple(parse_hashes("chains", chain)) for chain in m.chains)
+    return Locate(m.namespace, m.block_size_tokens, chains)
+
+
+def build_located(found: Located) -> pb.LocateReply:
+    return pb.LocateReply(
+        generations=[generation for generation, _ in found], blocks=[pack_ids(held) for _, held in found]
+    )
+
+
+def parse_located(m: pb.LocateReply, count: int) -> Located:
+    """`count`: how many chains were asked for."""
+    if len(m.generations) != len(m.blocks):
+        raise BadMessage(f"blocks: {len(m.blocks)} answers of {len(m.generations)} pools")
+    columns = tuple(tuple(int(held) for held in parse_ids("blocks", blocks)) for blocks in m.blocks)
+    if any(len(column) != count for column in columns):
+        raise BadMessage(f"blocks: not one number for each of {count} chains")
+    return tuple(zip(m.generations, columns, strict=True))
+
+
 def build_exchange(call: Exchange) -> pb.ExchangeRequest:
     return pb.ExchangeRequest(
         pool=build_pool(call.pool),
@@ -241,6 +326,7 @@ def build_exchange(call: Exchange) -> pb.ExchangeRequest:
         release_blocks=pack_ids(call.releases),
         lease_count=call.lease_count,
         release_keeps=bytes(call.keeps),
+        bad_blocks=pack_ids(call.bad),
     )
 
 
@@ -254,6 +340,7 @@ def parse_exchange(m: pb.ExchangeRequest) -> Exchange:
         releases=parse_ids("release_blocks", m.release_blocks),
         lease_count=m.lease_count,
         keeps=tuple(m.release_keeps),
+        bad=parse_ids("bad_blocks", m.bad_blocks),
     )
 
 
@@ -284,6 +371,8 @@ def build_stats(stats: Stats) -> pb.StatsReply:
         evictions=stats.evictions,
         generations=stats.generations,
         old_epochs=stats.old_epochs,
+        bad_blocks=stats.bad_blocks,
+        tiers=[pb.TierCount(name=name, count=count) for name, count in stats.tiers.items()],
     )
 
 
@@ -298,4 +387,6 @@ def parse_stats(m: pb.StatsReply) -> Stats:
         evictions=m.evictions,
         generations=tuple(m.generations),
         old_epochs=m.old_epochs,
+        bad_blocks=m.bad_blocks,
+        tiers={count.name: count.count for count in m.tiers},
     )

@@ -7,6 +7,7 @@ from enum import Enum
 
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
 from chassis.messages import BadMessage, check, check_id, parse
+from chassis.messages.request import Request, build_request, parse_request
 from chassis.messages.sampling import (
     PromptTold,
     TokenLogprobs,
@@ -79,7 +80,20 @@ class Refused:
     differs: tuple[int, ...] | None = None
 
 
-ToBatcher = OwnerQuestion | TakeoverAnswer | Attach | CancelAsk | Detached | Refused
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A waiting request, given to another batcher of its model. It carries the digest of its body."""
+
+    request: Request
+    ack_token: str
+    age_us: int
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.request.id
+
+
+ToBatcher = OwnerQuestion | TakeoverAnswer | Attach | CancelAsk | Detached | Refused | Take
 
 
 class AttachKind(Enum):
@@ -134,6 +148,9 @@ def build_to_batcher(message: ToBatcher) -> bytes:
             else:
                 refused.unknown = True
             m.refused.CopyFrom(refused)
+        case Take(request, ack_token, age_us):
+            m.take.ack_token, m.take.age_us = ack_token, age_us
+            m.take.request.ParseFromString(build_request(request))
     return m.SerializeToString()
 
 
@@ -159,6 +176,11 @@ def parse_to_batcher(data: bytes) -> ToBatcher:
             return Detached(RequestId(m.detached.request_id), GatewayId(m.detached.gateway))
         case "refused":
             return _parse_refused(m.refused)
+        case "take":
+            check(_ACK_TOKEN.fullmatch(m.take.ack_token) is not None, "take: ack token")
+            request = parse_request(m.take.request.SerializeToString())
+            check(bool(request.body_digest), "take: no digest of the body")
+            return Take(request, m.take.ack_token, m.take.age_us)
         case _:
             raise BadMessage("to batcher: no kind")
 

@@ -1,4 +1,4 @@
-"""Steps, results and greetings: what travels round the ring.
+"""Steps and greetings: what travels round the ring (results: `step_result.py`).
 
 A step's columns travel as little-endian arrays. `read_step` takes a message apart and leaves them as bytes,
 for whoever checks and reads these by compiled code; `unpacked` gives numpy views of them (read-only, no loop
@@ -14,29 +14,26 @@ from operator import add
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from chassis.ids import MAX_U32, BootId, Epoch, StepNumber
 from chassis.messages import BadMessage, check, parse
 from chassis.messages.sampling import (
     Sampling,
-    TokenLogprobs,
-    build_logprobs,
     build_sampling,
-    parse_logprobs,
     parse_sampling,
 )
 from chassis.wire import pipeline_pb2 as pb
 
 FLAG_SAMPLES = 1
 FLAG_FRESH = 2
-BATCHER_STAGE = MAX_U32  # the batcher's place in a Hello
+BATCHER_STAGE = MAX_U32  # the batcher's place in a Hello, and kvstore's
 LAST_SAMPLED = MAX_U32  # for a token id: left open, the one that the row's slot sampled last
 
 U32 = NDArray[np.uint32]
 U8 = NDArray[np.uint8]
 
-_LE_U32 = np.dtype("<u4")
+LE_U32 = np.dtype("<u4")
 _LE_U8 = np.dtype("u1")
 _POSITION_MAX = 1 << 31
 
@@ -47,6 +44,7 @@ class LinkKind(Enum):
     CONTROL = "control"  # batcher to each stage; on stage 0 it carries the steps
     RING = "ring"  # stage i to stage i + 1
     RESULT = "result"  # last stage to batcher
+    TIER = "tier"  # kvstore to each stage (`chassis/messages/tier.py`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +67,6 @@ class PromptAsk(NamedTuple):
     num_tokens: int
     next_id: int  # what follows the last of them
     top: int  # how many of the likeliest at each
-
-
-class PromptAnswer(NamedTuple):
-    row: int
-    first_index: int  # in the prompt, of the ids told of
-    entries: tuple[TokenLogprobs, ...]
 
 
 class StageTiming(NamedTuple):
@@ -125,16 +117,12 @@ class PackedStep(NamedTuple):
     freed_slots: bytes
     timings: tuple[StageTiming, ...]
     prompt_asks: tuple[PromptAsk, ...] = ()
-
-
-class StepResult(NamedTuple):
-    epoch: Epoch
-    number: StepNumber
-    token_ids: tuple[int, ...]  # one a sampling row, in row order
-    timings: tuple[StageTiming, ...]
-    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # by place among token_ids, ascending
-    prompts: tuple[PromptAnswer, ...] = ()  # one an ask, in order
-    nan_places: tuple[int, ...] = ()  # among token_ids, ascending: their logits were no numbers
+    attachment: int = 0  # to kvstore, at the plan: calls of older ones may touch no block from here on
+    digests: bytes = (
+        b""  # u64, one a fresh row: of the ids before its first position (`sequence_digest`); or none
+    )
+    void_rows: tuple[int, ...] = ()  # ascending: stages before found other content in their blocks
+    copies: bytes = b""  # u32 pairs, from and to: blocks copied before the rows (`copied_blocks`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +136,17 @@ class Hello:
 # ---- columns ---------------------------------------------------------------------------------------
 
 
-def _pack(values: Sequence[int]) -> bytes:
+def pack(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(values)}I", *values)  # for so few, sooner than an array
 
 
-def _column(data: bytes, what: str, length: int | None = None) -> U32:
+def column(data: bytes, what: str, length: int | None = None) -> U32:
     if len(data) % 4 or (length is not None and len(data) != 4 * length):
         raise BadMessage(f"step: {what} has {len(data)} bytes")
-    return np.frombuffer(data, dtype=_LE_U32)
+    return np.frombuffer(data, dtype=LE_U32)
 
 
-def _timing(t: StageTiming) -> pb.StageTiming:
+def build_timing(t: StageTiming) -> pb.StageTiming:
     return pb.StageTiming(
         stage=t.stage,
         received_ns=t.received_ns,
@@ -168,7 +156,7 @@ def _timing(t: StageTiming) -> pb.StageTiming:
     )
 
 
-def _parse_timings(timings: Sequence[pb.StageTiming]) -> tuple[StageTiming, ...]:
+def parse_timings(timings: Sequence[pb.StageTiming]) -> tuple[StageTiming, ...]:
     listed = timings[:]  # to find the end of what it iterates over, the library raises
     return tuple([StageTiming(t.stage, t.received_ns, t.wait_ns, t.compute_ns, t.send_ns) for t in listed])
 
@@ -192,32 +180,38 @@ def build_step(
     freed_slots: Sequence[int] = (),
     trace_parent: bytes = b"",
     prompt_asks: Sequence[PromptAsk] = (),
+    attachment: int = 0,
+    digests: Sequence[int] = (),
+    copies: Sequence[tuple[int, int]] = (),
 ) -> bytes:
     """A step's header from its columns (see `Step`); no rows is an empty step."""
     return pb.Step(
         epoch=epoch,
         step=number,
         trace_parent=trace_parent,
-        slots=_pack(slots),
-        num_tokens=_pack(num_tokens),
-        starts=_pack(starts),
+        slots=pack(slots),
+        num_tokens=pack(num_tokens),
+        starts=pack(starts),
         flags=bytes(flags),
-        output_index=_pack(output_index),
-        token_ids=_pack(token_ids),
-        table_lens=_pack(table_lens),
-        table=_pack(table),
+        output_index=pack(output_index),
+        token_ids=pack(token_ids),
+        table_lens=pack(table_lens),
+        table=pack(table),
         fresh=[_build_start(f) for f in fresh],
-        freed_slots=_pack(freed_slots),
+        freed_slots=pack(freed_slots),
         prompt_asks=[pb.PromptAsk(**ask._asdict()) for ask in prompt_asks] if prompt_asks else None,
+        attachment=attachment,
+        block_copies=pack([block for copy in copies for block in copy]),
+        stamps=pb.StepStamps(digests=struct.pack(f"<{len(digests)}Q", *digests)) if digests else None,
     ).SerializeToString()
 
 
 def _build_start(start: SlotStart) -> pb.SlotStart:
     m = pb.SlotStart(sampling=build_sampling(start.sampling), seed=start.seed)
     if start.prompt_len:
-        m.prompt_len, m.before = start.prompt_len, _pack(start.before)
+        m.prompt_len, m.before = start.prompt_len, pack(start.before)
     if start.min_tokens:
-        m.min_tokens, m.stop_ids = start.min_tokens, _pack(start.stop_ids)
+        m.min_tokens, m.stop_ids = start.min_tokens, pack(start.stop_ids)
     return m
 
 
@@ -225,8 +219,8 @@ def _parse_start(m: pb.SlotStart) -> SlotStart:
     start = SlotStart(parse_sampling(m.sampling), m.seed)
     if not (m.prompt_len or m.min_tokens):
         return start
-    before = tuple(_column(m.before, "before").tolist())
-    stop_ids = tuple(_column(m.stop_ids, "stop_ids").tolist())
+    before = tuple(column(m.before, "before").tolist())
+    stop_ids = tuple(column(m.stop_ids, "stop_ids").tolist())
     return replace(start, prompt_len=m.prompt_len, before=before, min_tokens=m.min_tokens, stop_ids=stop_ids)
 
 
@@ -239,6 +233,7 @@ def read_step(data: bytes) -> PackedStep:
     if len(trace_parent) not in (0, 25):
         raise BadMessage("step: trace_parent is 25 bytes")
     fresh, timings, asks = m.fresh, m.timings, m.prompt_asks
+    digests, void_rows = _parse_stamps(m, len(fresh)) if m.HasField("stamps") else (b"", ())
     return PackedStep(
         Epoch(epoch),
         StepNumber(number),
@@ -253,9 +248,33 @@ def read_step(data: bytes) -> PackedStep:
         m.table,
         tuple(map(_parse_start, fresh[:])) if fresh else (),
         m.freed_slots,
-        _parse_timings(timings) if timings else (),
+        parse_timings(timings) if timings else (),
         tuple(map(_parse_ask, asks[:])) if asks else (),
+        m.attachment,
+        digests,
+        void_rows,
+        m.block_copies,
     )
+
+
+def copied_blocks(step: PackedStep, num_blocks: int) -> tuple[U32, U32]:
+    """Sources and targets of its copies. Raises BadMessage unless blocks are in range, targets differ, and
+    rows follow: a step that computes nothing copies nothing."""
+    check(bool(step.flags), "step: copies without rows")
+    check(len(step.copies) % 8 == 0, "step: a copy of half a pair")
+    pairs = np.frombuffer(step.copies, dtype=LE_U32).reshape(-1, 2)
+    check(int(pairs.max(initial=0)) < num_blocks, "step: a copied block out of range")
+    sources, targets = pairs[:, 0], pairs[:, 1]
+    fine = len(np.unique(targets)) == len(targets) and not np.isin(targets, sources).any()
+    check(fine, "step: a block copied to twice, or copied from there too")
+    return sources, targets
+
+
+def _parse_stamps(m: pb.Step, num_fresh: int) -> tuple[bytes, tuple[int, ...]]:
+    digests, void_rows = m.stamps.digests, tuple(sorted(dict.fromkeys(m.stamps.void_rows)))
+    check(len(digests) in (0, 8 * num_fresh), "step: one digest a fresh row")
+    check(not void_rows or void_rows[-1] < len(m.flags), "step: a void row that is none")
+    return digests, void_rows
 
 
 def _parse_ask(m: pb.PromptAsk) -> PromptAsk:
@@ -264,15 +283,15 @@ def _parse_ask(m: pb.PromptAsk) -> PromptAsk:
 
 def unpacked(step: PackedStep) -> Step:
     """Raises BadMessage unless the columns add up; ranges of slots and blocks are the stage's to check."""
-    slots = _column(step.slots, "slots")
+    slots = column(step.slots, "slots")
     n = len(slots)
-    num_tokens = _column(step.num_tokens, "num_tokens", n)
-    starts = _column(step.starts, "starts", n)
-    output_index = _column(step.output_index, "output_index", n)
-    table_lens = _column(step.table_lens, "table_lens", n)
-    token_ids = _column(step.token_ids, "token_ids")
-    table = _column(step.table, "table")
-    freed_slots = _column(step.freed_slots, "freed_slots")
+    num_tokens = column(step.num_tokens, "num_tokens", n)
+    starts = column(step.starts, "starts", n)
+    output_index = column(step.output_index, "output_index", n)
+    table_lens = column(step.table_lens, "table_lens", n)
+    token_ids = column(step.token_ids, "token_ids")
+    table = column(step.table, "table")
+    freed_slots = column(step.freed_slots, "freed_slots")
     check(len(step.flags) == n, "step: one flag a row")
     flags = np.frombuffer(step.flags, dtype=_LE_U8)
     counts = num_tokens.tolist()  # of so few rows lists are sooner looked through than arrays
@@ -307,73 +326,10 @@ def parse_step(data: bytes) -> Step:
     return unpacked(read_step(data))
 
 
-def add_timing(step_header: bytes, timing: StageTiming) -> bytes:
+def add_timing(step_header: bytes, timing: StageTiming, void_rows: Sequence[int] = ()) -> bytes:
     """The header as the next stage gets it."""
-    return step_header + pb.Step(timings=[_timing(timing)]).SerializeToString()
-
-
-def build_result(
-    epoch: int,
-    number: int,
-    token_ids: ArrayLike,
-    timings: Sequence[StageTiming] = (),
-    logprobs: Sequence[tuple[int, TokenLogprobs]] = (),
-    prompts: Sequence[PromptAnswer] = (),
-    nan_places: Sequence[int] = (),
-) -> bytes:
-    m = pb.StepResult(
-        epoch=epoch,
-        step=number,
-        token_ids=np.asarray(token_ids, dtype=_LE_U32).tobytes(),
-        timings=[_timing(t) for t in timings],
-    )
-    if logprobs:
-        m.logprob_places = _pack([place for place, _ in logprobs])
-        m.MergeFrom(pb.StepResult(logprobs=build_logprobs([entry for _, entry in logprobs])))
-    for row, first_index, entries in prompts:
-        m.prompts.add(row=row, first_index=first_index, logprobs=build_logprobs(entries))
-    if nan_places:
-        m.nan_places = _pack(nan_places)
-    return m.SerializeToString()
-
-
-def parse_result(data: bytes) -> StepResult:
-    m = parse(pb.StepResult, data)
-    epoch, number, ids, timings = m.epoch, m.step, m.token_ids, m.timings
-    check(epoch > 0 and number > 0, "result: epoch and number start at 1")
-    check(not len(ids) % 4, "result: token_ids")
-    result = StepResult(
-        Epoch(epoch),
-        StepNumber(number),
-        struct.unpack(f"<{len(ids) // 4}I", ids),
-        _parse_timings(timings) if timings else (),
-    )
-    if m.logprob_places or m.prompts or m.nan_places:
-        return _parse_rest(m, result)
-    return result
-
-
-def _parse_rest(m: pb.StepResult, result: StepResult) -> StepResult:
-    """What few steps bring."""
-    places, entries = _places(m.logprob_places, result), parse_logprobs(m.logprobs)
-    check(len(places) == len(entries), "result: logprobs do not add up")
-    prompts = tuple(PromptAnswer(a.row, a.first_index, parse_logprobs(a.logprobs)) for a in m.prompts)
-    check(all(a.first_index for a in prompts), "result: nothing is told of a prompt's first id")
-    return result._replace(
-        logprobs=tuple(zip(places, entries, strict=True)),
-        prompts=prompts,
-        nan_places=_places(m.nan_places, result),
-    )
-
-
-def _places(data: bytes, result: StepResult) -> tuple[int, ...]:
-    """Among its token ids, ascending."""
-    if not data:
-        return ()
-    places = tuple(_column(data, "places").tolist())
-    rising = all(a < b for a, b in zip(places, (*places[1:], len(result.token_ids)), strict=True))
-    check(rising, "result: places out of order")
-    return places
+    stamps = pb.StepStamps(void_rows=void_rows) if void_rows else None
+    return step_header + pb.Step(timings=[build_timing(timing)], stamps=stamps).SerializeToString()
 
 
 # ---- links --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage, check_id, parse
+from chassis.messages.addresses import from_wire, to_wire
 from chassis.wire import pipeline_pb2 as pb
 
 EPOCH_MAX = 1 << 63
@@ -18,13 +19,17 @@ class WorkerEntry:
     model: str
     model_digest: str
     rpc_address: str
-    transport_address: str
+    transport_address: str  # link addresses: best first, with spaces
     last_epoch: Epoch
     free: bool
     num_layers: int  # of the model
     preferred_stage: int | None = None  # None: any, a spare
     head_cost_layers: float = 0.0  # cost of the head in layers, for the split
     loaded: range = range(0)  # layers
+    wish: range = range(0)  # layers that it prefers; empty: any
+    layer_us: float = 0.0  # what a layer takes it in a decode step, measured; 0: not known
+    layers_max: int = 0  # so many it has memory for; 0: as many as there are
+    head_layers: float = 0.0  # the head's weights in layers, of what it has memory for
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class BatcherEntry:
 class KvstoreEntry:
     boot: BootId
     rpc_address: str
+    name: str = ""  # stays over restarts; empty: it has none but its boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +70,14 @@ class EpochEntry:
 
 
 def build_worker(entry: WorkerEntry) -> bytes:
+    known, others = to_wire(entry.transport_address)
     return pb.WorkerEntry(
         boot=entry.boot,
         model=entry.model,
         model_digest=entry.model_digest,
         rpc_address=entry.rpc_address,
-        transport_address=entry.transport_address,
+        transport_address=known,
+        more_addresses=others,
         last_epoch=entry.last_epoch,
         free=entry.free,
         preferred_stage=-1 if entry.preferred_stage is None else entry.preferred_stage,
@@ -77,6 +85,11 @@ def build_worker(entry: WorkerEntry) -> bytes:
         head_cost_layers=entry.head_cost_layers,
         loaded_first=entry.loaded.start,
         loaded_end=entry.loaded.stop,
+        wish_first=entry.wish.start,
+        wish_end=entry.wish.stop,
+        layer_us=entry.layer_us,
+        layers_max=entry.layers_max,
+        head_layers=entry.head_layers,
     ).SerializeToString()
 
 
@@ -84,6 +97,8 @@ def parse_worker(data: bytes) -> WorkerEntry:
     m = parse(pb.WorkerEntry, data)
     if m.loaded_end < m.loaded_first or m.loaded_end > m.num_layers:
         raise BadMessage(f"loaded layers [{m.loaded_first}, {m.loaded_end}) of {m.num_layers}")
+    if m.wish_end < m.wish_first:
+        raise BadMessage(f"prefers layers [{m.wish_first}, {m.wish_end})")
     if m.preferred_stage < -1:
         raise BadMessage(f"preferred stage {m.preferred_stage}")
     if not 0 <= m.head_cost_layers < float("inf"):
@@ -93,13 +108,17 @@ def parse_worker(data: bytes) -> WorkerEntry:
         model=m.model,
         model_digest=m.model_digest,
         rpc_address=m.rpc_address,
-        transport_address=m.transport_address,
+        transport_address=from_wire(m.transport_address, m.more_addresses),
         last_epoch=_epoch(m.last_epoch),
         free=m.free,
         num_layers=m.num_layers,
         preferred_stage=None if m.preferred_stage == -1 else m.preferred_stage,
         head_cost_layers=m.head_cost_layers,
         loaded=range(m.loaded_first, m.loaded_end),
+        wish=range(m.wish_first, m.wish_end),
+        layer_us=_amount("layer us", m.layer_us),
+        layers_max=m.layers_max,
+        head_layers=_amount("head layers", m.head_layers),
     )
 
 
@@ -129,12 +148,14 @@ def parse_batcher(data: bytes) -> BatcherEntry:
 
 
 def build_kvstore(entry: KvstoreEntry) -> bytes:
-    return pb.KvstoreEntry(boot=entry.boot, rpc_address=entry.rpc_address).SerializeToString()
+    return pb.KvstoreEntry(
+        boot=entry.boot, rpc_address=entry.rpc_address, name=entry.name
+    ).SerializeToString()
 
 
 def parse_kvstore(data: bytes) -> KvstoreEntry:
     m = parse(pb.KvstoreEntry, data)
-    return KvstoreEntry(boot=_boot(m.boot), rpc_address=m.rpc_address)
+    return KvstoreEntry(boot=_boot(m.boot), rpc_address=m.rpc_address, name=m.name)
 
 
 def build_gateway(entry: GatewayEntry) -> bytes:
@@ -167,6 +188,12 @@ def build_epoch(entry: EpochEntry) -> bytes:
 def parse_epoch(data: bytes) -> EpochEntry:
     m = parse(pb.EpochEntry, data)
     return EpochEntry(epoch=_epoch(m.epoch), batcher_boot=_boot(m.batcher_boot))
+
+
+def _amount(name: str, value: float) -> float:
+    if not 0 <= value < float("inf"):
+        raise BadMessage(f"{name} {value}")
+    return value
 
 
 def _epoch(epoch: int) -> Epoch:

@@ -34,6 +34,7 @@ class Reason(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     FAILED = "failed"
+    REFUSED = "refused"  # by a queue policy; nothing was computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class Request:
     keyed: bool = False
     trace_parent: bytes = b""
     stream_interval: int = 0  # output ids of a part at least, but of the first and the last
+    queue_timeout_us: int = 0  # how long it may wait for its place; 0: as the queue policy says
+    key: str = ""  # name of the API key it came with
+    choice: int = 0  # of a call for several
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,11 @@ class Timings:
     interrupted_us: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    stage_compute_us: tuple[int, ...] = ()  # no row: its share of what each stage computed
+
+    @property
+    def total_us(self) -> int:
+        return self.queued_us + self.waiting_us + self.prefill_us + self.decode_us + self.interrupted_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,14 @@ class Terminal:
     stop: tuple[bytes, ...] = ()  # the request's, so that its text can be told without it
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the first output ids, up to a limit
     prompt: PromptTold | None = None  # if the request asks for it
+    retry_ms: int = 0  # when a retry may help, of what was refused
+    # what else its receipt says
+    key: str = ""
+    priority: int = 0
+    choice: int = 0
+    accepted_ms: int = 0  # the broker's timestamp; 0: not known
+    worker_deaths: int = 0
+    batcher_deaths: int = 0
 
 
 Record = Claim | Cancel | Terminal
@@ -148,6 +165,9 @@ def build_request(r: Request) -> bytes:
         keyed=r.keyed,
         trace_parent=r.trace_parent,
         stream_interval=r.stream_interval,
+        queue_timeout_us=r.queue_timeout_us,
+        key=r.key,
+        choice=r.choice,
     ).SerializeToString()
 
 
@@ -188,6 +208,9 @@ def parse_request(data: bytes) -> Request:
         keyed=m.keyed,
         trace_parent=m.trace_parent,
         stream_interval=m.stream_interval,
+        queue_timeout_us=m.queue_timeout_us,
+        key=m.key,
+        choice=m.choice,
     )
 
 
@@ -206,6 +229,7 @@ def build_timings(t: Timings) -> pb.Timings:
         interrupted_us=t.interrupted_us,
         preemptions=t.preemptions,
         recomputed_tokens=t.recomputed_tokens,
+        stage_compute_us=t.stage_compute_us,
     )
 
 
@@ -222,6 +246,7 @@ def parse_timings(m: pb.Timings) -> Timings:
         m.interrupted_us,
         m.preemptions,
         m.recomputed_tokens,
+        tuple(m.stage_compute_us),
     )
 
 
@@ -266,6 +291,13 @@ def build_record(record: Record) -> bytes:
                     stop=record.stop,
                     logprobs=build_logprobs(record.logprobs),
                     prompt=build_prompt_told(record.prompt) if record.prompt is not None else None,
+                    retry_ms=record.retry_ms,
+                    key=record.key,
+                    priority=record.priority,
+                    choice=record.choice,
+                    accepted_ms=record.accepted_ms,
+                    worker_deaths=record.worker_deaths,
+                    batcher_deaths=record.batcher_deaths,
                 )
             )
     return m.SerializeToString()
@@ -301,6 +333,13 @@ def parse_record(data: bytes) -> Record:
                 stop=tuple(t.stop),
                 logprobs=parse_logprobs(t.logprobs) if t.HasField("logprobs") else (),
                 prompt=parse_prompt_told(t.prompt) if t.HasField("prompt") else None,
+                retry_ms=t.retry_ms,
+                key=t.key,
+                priority=t.priority,
+                choice=t.choice,
+                accepted_ms=t.accepted_ms,
+                worker_deaths=t.worker_deaths,
+                batcher_deaths=t.batcher_deaths,
             )
         case _:
             raise BadMessage("record: no kind")

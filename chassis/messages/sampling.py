@@ -6,11 +6,12 @@ nothing for it. `Logprobs` are columns over consecutive output ids.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import chain
 from math import isfinite
 from typing import NamedTuple
 
-from chassis.messages import check
+from chassis.messages import BadMessage, check
 from chassis.wire import request_pb2 as pb
 
 PENALTY_MAX = 2.0  # presence and frequency: from -2
@@ -26,6 +27,27 @@ RECORD_LOGPROBS_MAX = 32_768  # entries kept in a terminal record: of the first 
 PROMPT_LOGPROBS_MAX = (
     32_768  # entries a prompt may ask for: one message of the bus holds them beside the output
 )
+
+GRAMMAR_BYTES_MAX = 1 << 16
+GRAMMAR_ERROR = "grammar: "  # begins what is said of one that can't be followed
+
+
+class GrammarKind(Enum):
+    """What the text of a grammar is."""
+
+    JSON_OBJECT = "json_object"  # none: any JSON object
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"  # a JSON list of strings
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output is."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +82,12 @@ class Sampling:
     shaping: Shaping | None = None
     logprobs: int | None = None  # how many of the likeliest to tell beside each output id; None = nothing
     prompt_logprobs: int | None = None  # the same of the prompt's ids after the first
+    grammar: Grammar | None = None  # None: any output
+
+    @property
+    def follows(self) -> bool:
+        """It is a function of the ids so far."""
+        return self.grammar is not None or (self.shaping is not None and self.shaping.follows)
 
 
 class TokenLogprobs(NamedTuple):
@@ -96,6 +124,8 @@ def build_sampling(s: Sampling) -> pb.Sampling:
     )
     if s.shaping is not None:
         m.shaping.CopyFrom(_build_shaping(s.shaping))
+    if s.grammar is not None:
+        m.grammar.kind, m.grammar.text = s.grammar.kind.value, s.grammar.text
     return m
 
 
@@ -105,7 +135,16 @@ def parse_sampling(m: pb.Sampling) -> Sampling:
     logprobs = m.logprobs if m.HasField("logprobs") else None
     prompt_logprobs = m.prompt_logprobs if m.HasField("prompt_logprobs") else None
     check(max(logprobs or 0, prompt_logprobs or 0) <= TOP_LOGPROBS_MAX, "sampling: logprobs")
-    return Sampling(m.temperature, m.top_k, m.top_p, shaping, logprobs, prompt_logprobs)
+    grammar = _parse_grammar(m.grammar) if m.HasField("grammar") else None
+    return Sampling(m.temperature, m.top_k, m.top_p, shaping, logprobs, prompt_logprobs, grammar)
+
+
+def _parse_grammar(m: pb.Grammar) -> Grammar:
+    check(len(m.text) <= GRAMMAR_BYTES_MAX, "grammar: too long")
+    try:
+        return Grammar(GrammarKind(m.kind), m.text)
+    except ValueError:
+        raise BadMessage(f"grammar: kind {m.kind!r} is unknown") from None
 
 
 def _build_shaping(s: Shaping) -> pb.Shaping:

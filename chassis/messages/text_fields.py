@@ -1,7 +1,7 @@
 """Pure. Which text of a message is not UTF-8: protobuf says only that one is.
 
-The same message with bytes where it has text takes anything; its fields are then looked at one by one. Our
-maps have no text.
+The same message with bytes where it has text takes anything; its fields are then looked at one by one. Text
+in maps is left as it is, because bytes are no key: what is wrong there is not told apart.
 """
 
 from collections.abc import Iterable, Iterator
@@ -58,6 +58,8 @@ def _add(pool: DescriptorPool, file: FileDescriptor) -> None:
 
 def _replace(messages: Iterable[DescriptorProto]) -> None:
     for message in messages:
+        if message.options.map_entry:
+            continue
         for field in message.field:
             if field.type == FieldDescriptorProto.TYPE_STRING:
                 field.type = FieldDescriptorProto.TYPE_BYTES

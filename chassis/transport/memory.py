@@ -9,6 +9,7 @@ loop time, no randomness of its own, order of creation everywhere.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 
 from chassis.errors import LinkClosed
 from chassis.transport.flow import Flow, Waiters, check_size
@@ -216,7 +217,8 @@ class MemoryNetwork:
             address = f"{address[:-2]}:{self._serial}"
         if not address.startswith(SCHEME) or address in self._listeners:
             raise ValueError(f"address {address!r} can't be listened on")
-        self._listeners[address] = (node, accept, options)
+        own = copy_context()  # who accepts logs as its own service
+        self._listeners[address] = (node, lambda link: own.run(accept, link), options)
         return address
 
     def unlisten(self, address: str) -> None:

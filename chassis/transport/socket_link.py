@@ -150,6 +150,19 @@ class SocketLink(asyncio.BufferedProtocol):
     def say_hello(self) -> None:
         self._write(_Kind.HELLO, _offer(self._options) + self._hello)
 
+    def hand_over(self, protocol: asyncio.BufferedProtocol) -> asyncio.Transport:
+        """The connection goes on under another protocol, right after the greeting. Raises LinkClosed.
+
+        The end that accepted says nothing before it has heard something: the other may not be that far.
+        """
+        self._flow.check_open()
+        transport, self._transport = self._transport, None
+        assert transport is not None and self._standing
+        transport.set_protocol(protocol)
+        self._flow.shut("handed over")
+        self._told(self, False)
+        return transport
+
     async def _drain(self) -> None:
         """Until the kernel has all: before that the payload is not ours to give back."""
         try:

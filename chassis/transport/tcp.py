@@ -7,6 +7,7 @@ many have not greeted yet is dropped, and nothing else happens.
 import asyncio
 import contextlib
 import os
+import socket
 
 from chassis.errors import LinkClosed
 from chassis.transport.interface import Accept, Link, LinkOptions
@@ -14,6 +15,7 @@ from chassis.transport.socket_link import SocketLink
 
 TCP_SCHEME = "tcp://"
 UNIX_SCHEME = "unix://"
+UNIX_ABSTRACT = "unix://@"  # a name of the network namespace (Linux), not a file
 _UNGREETED_MAX = 64  # connections that have not said hello
 
 
@@ -53,7 +55,7 @@ class _Listener:
 
 
 class SocketTransport:
-    """`Transport` over `tcp://host:port` and `unix:///path`; plain asyncio or uvloop."""
+    """`Transport` over `tcp://host:port`, `unix:///path` and `unix://@name`; plain asyncio or uvloop."""
 
     def __init__(self) -> None:
         self._servers: list[tuple[asyncio.Server, _Listener, str | None]] = []
@@ -66,7 +68,12 @@ class SocketTransport:
         kind, path, host, port = _split(address)
         listener = _Listener(kind, accept, options)
         if kind == "unix":
-            unix_server = await loop.create_unix_server(listener.connection, path)
+            if path.startswith("\0"):
+                sock = socket.socket(socket.AF_UNIX)
+                sock.bind(path)
+                unix_server = await loop.create_unix_server(listener.connection, sock=sock)
+            else:
+                unix_server = await loop.create_unix_server(listener.connection, path)
             self._servers.append((unix_server, listener, path))
             return address
         server = await loop.create_server(listener.connection, host, port)
@@ -91,14 +98,14 @@ class SocketTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 if kind == "unix":
-                    await loop.create_unix_connection(lambda: link, path)
+                    await _connect_unix(link, path)
                 else:
                     await loop.create_connection(lambda: link, host, port)
                 link.say_hello()
                 standing = await welcome
         except (OSError, TimeoutError) as error:
             self._give_up(link)
-            raise LinkClosed(f"{address}: {error or 'no answer in time'}") from None
+            raise LinkClosed(f"{address}: {str(error) or 'no answer in time'}") from None
         except asyncio.CancelledError:
             self._give_up(link)
             raise
@@ -116,7 +123,7 @@ class SocketTransport:
         for server, listener, path in self._servers:
             server.close()
             listener.close()
-            if path is not None:
+            if path is not None and not path.startswith("\0"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
         for link in list(self._dialled):
@@ -129,12 +136,29 @@ class SocketTransport:
 def _split(address: str) -> tuple[str, str, str, int]:
     """(kind, path, host, port)."""
     if address.startswith(UNIX_SCHEME):
-        return "unix", address.removeprefix(UNIX_SCHEME), "", 0
+        path = address.removeprefix(UNIX_SCHEME)
+        return "unix", "\0" + path[1:] if path.startswith("@") else path, "", 0
     host, colon, port = address.removeprefix(TCP_SCHEME).rpartition(":")
     if not address.startswith(TCP_SCHEME) or not colon or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"address {address!r} is neither tcp://host:port nor unix:///path")
+        raise ValueError(f"address {address!r} is neither tcp://host:port nor unix:///path or unix://@name")
     return "tcp", "", host.strip("[]"), int(port)
 
 
 def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+async def _connect_unix(link: SocketLink, path: str) -> None:
+    """uvloop takes a path for a C string, which ends where an abstract name begins: so it gets the socket."""
+    loop = asyncio.get_running_loop()
+    if not path.startswith("\0"):
+        await loop.create_unix_connection(lambda: link, path)
+        return
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, path)
+        await loop.create_unix_connection(lambda: link, sock=sock)
+    except BaseException:
+        sock.close()
+        raise

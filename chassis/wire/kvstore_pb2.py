@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63hassis/wire/kvstore.proto\x12\x10shoal.kvstore.v1\"@\n\x07PoolRef\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x12\n\nattachment\x18\x03 \x01(\x06\"-\n\x08TraceRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x14\n\x0ctrace_parent\x18\x02 \x01(\x0c\"\x81\x02\n\rAttachRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x15\n\rworker_stamps\x18\x02 \x03(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x19\n\x11\x62lock_size_tokens\x18\x04 \x01(\r\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12\x0c\n\x04held\x18\x06 \x01(\x0c\x12\x11\n\tcommitted\x18\x07 \x01(\x0c\x12\x18\n\x10\x63ommitted_hashes\x18\x08 \x01(\x0c\x12\x13\n\x0bprior_epoch\x18\n \x01(\x06\x12\x18\n\x10prior_attachment\x18\x0b \x01(\x06J\x04\x08\t\x10\n\"A\n\x0b\x41ttachReply\x12\x14\n\x0ckvstore_boot\x18\x01 \x01(\t\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\"s\n\x0cMatchRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x0e\n\x06\x63hains\x18\x02 \x03(\x0c\x12*\n\x06traces\x18\x03 \x03(\x0b\x32\x1a.shoal.kvstore.v1.TraceRef\"\x1c\n\nMatchReply\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x0c\"\xca\x01\n\x0f\x45xchangeRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x15\n\rcommit_blocks\x18\x02 \x01(\x0c\x12\x15\n\rcommit_hashes\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ommit_parents\x18\x04 \x01(\x0c\x12\x16\n\x0erelease_blocks\x18\x05 \x01(\x0c\x12\x13\n\x0blease_count\x18\x06 \x01(\r\x12\x15\n\rrelease_keeps\x18\x08 \x01(\x0cJ\x04\x08\x07\x10\x08\"D\n\rExchangeReply\x12\x15\n\rleased_blocks\x18\x01 \x01(\x0c\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\"\"\n\x0cStatsRequest\x12\x12\n\ngeneration\x18\x01 \x01(\t\"\xa3\x01\n\nStatsReply\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06leased\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x0e\n\x06misses\x18\x06 \x01(\x04\x12\x11\n\tevictions\x18\x07 \x01(\x04\x12\x13\n\x0bgenerations\x18\x08 \x03(\t\x12\x12\n\nold_epochs\x18\t \x01(\x04\"\xe9\x01\n\x0c\x43\x61\x63heChanges\x12\x0c\n\x04\x62oot\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x06\x12\'\n\x04pool\x18\x03 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x05 \x01(\r\x12\x0c\n\x04tier\x18\x06 \x01(\t\x12\x0f\n\x07\x63leared\x18\x07 \x01(\x08\x12\x0c\n\x04gone\x18\x08 \x01(\x08\x12\x0e\n\x06stored\x18\t \x01(\x0c\x12\x16\n\x0estored_parents\x18\n \x01(\x0c\x12\x0f\n\x07\x65victed\x18\x0b \x01(\x0c\":\n\x0fHoldingsRequest\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\"\x9e\x01\n\tCachePool\x12&\n\x03ref\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x03 \x01(\r\x12\r\n\x05total\x18\x04 \x01(\r\x12\x0c\n\x04\x66ree\x18\x05 \x01(\r\x12\x0e\n\x06leased\x18\x06 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x07 \x01(\r\"\x8b\x02\n\rHoldingsReply\x12\x0c\n\x04\x62oot\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x06\x12*\n\x05pools\x18\x03 \x03(\x0b\x32\x1b.shoal.kvstore.v1.CachePool\x12\x12\n\ngeneration\x18\x04 \x01(\t\x12\x0c\n\x04tier\x18\x05 \x01(\t\x12\x10\n\x08\x63ontents\x18\x06 \x01(\x0c\x12\x0f\n\x07parents\x18\x07 \x01(\x0c\x12\x12\n\nreferences\x18\x08 \x01(\x0c\x12\x0c\n\x04hits\x18\t \x01(\x0c\x12\r\n\x05keeps\x18\n \x01(\x0c\x12\x11\n\tunused_ms\x18\x0b \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x0c \x01(\r\x12\x12\n\nnext_block\x18\r \x01(\r2\x81\x03\n\x07KvStore\x12H\n\x06\x41ttach\x12\x1f.shoal.kvstore.v1.AttachRequest\x1a\x1d.shoal.kvstore.v1.AttachReply\x12\x45\n\x05Match\x12\x1e.shoal.kvstore.v1.MatchRequest\x1a\x1c.shoal.kvstore.v1.MatchReply\x12N\n\x08\x45xchange\x12!.shoal.kvstore.v1.ExchangeRequest\x1a\x1f.shoal.kvstore.v1.ExchangeReply\x12\x45\n\x05Stats\x12\x1e.shoal.kvstore.v1.StatsRequest\x1a\x1c.shoal.kvstore.v1.StatsReply\x12N\n\x08Holdings\x12!.shoal.kvstore.v1.HoldingsRequest\x1a\x1f.shoal.kvstore.v1.HoldingsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63hassis/wire/kvstore.proto\x12\x10shoal.kvstore.v1\"@\n\x07PoolRef\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x12\n\nattachment\x18\x03 \x01(\x06\"-\n\x08TraceRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x14\n\x0ctrace_parent\x18\x02 \x01(\x0c\"\xb1\x02\n\rAttachRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x15\n\rworker_stamps\x18\x02 \x03(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x19\n\x11\x62lock_size_tokens\x18\x04 \x01(\r\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12\x0c\n\x04held\x18\x06 \x01(\x0c\x12\x11\n\tcommitted\x18\x07 \x01(\x0c\x12\x18\n\x10\x63ommitted_hashes\x18\x08 \x01(\x0c\x12\x13\n\x0bprior_epoch\x18\n \x01(\x06\x12\x18\n\x10prior_attachment\x18\x0b \x01(\x06\x12.\n\x06stages\x18\x0c \x03(\x0b\x32\x1e.shoal.kvstore.v1.StageAddressJ\x04\x08\t\x10\n\"i\n\x0cStageAddress\x12\x19\n\x11transport_address\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x11\n\tend_layer\x18\x03 \x01(\r\x12\x16\n\x0emore_addresses\x18\n \x03(\t\"P\n\x0b\x41ttachReply\x12\x14\n\x0ckvstore_boot\x18\x01 \x01(\t\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\r\n\x05tiers\x18\x04 \x01(\x08\"8\n\rDetachRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\"\r\n\x0b\x44\x65tachReply\"s\n\x0cMatchRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x0e\n\x06\x63hains\x18\x02 \x03(\x0c\x12*\n\x06traces\x18\x03 \x03(\x0b\x32\x1a.shoal.kvstore.v1.TraceRef\"\x1c\n\nMatchReply\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x0c\"\xde\x01\n\x0f\x45xchangeRequest\x12\'\n\x04pool\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x15\n\rcommit_blocks\x18\x02 \x01(\x0c\x12\x15\n\rcommit_hashes\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ommit_parents\x18\x04 \x01(\x0c\x12\x16\n\x0erelease_blocks\x18\x05 \x01(\x0c\x12\x13\n\x0blease_count\x18\x06 \x01(\r\x12\x15\n\rrelease_keeps\x18\x08 \x01(\x0c\x12\x12\n\nbad_blocks\x18\t \x01(\x0cJ\x04\x08\x07\x10\x08\"D\n\rExchangeReply\x12\x15\n\rleased_blocks\x18\x01 \x01(\x0c\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\"M\n\rLocateRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x63hains\x18\x03 \x03(\x0c\"2\n\x0bLocateReply\x12\x13\n\x0bgenerations\x18\x01 \x03(\t\x12\x0e\n\x06\x62locks\x18\x02 \x03(\x0c\"\"\n\x0cStatsRequest\x12\x12\n\ngeneration\x18\x01 \x01(\t\"\xe3\x01\n\nStatsReply\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06leased\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x0e\n\x06misses\x18\x06 \x01(\x04\x12\x11\n\tevictions\x18\x07 \x01(\x04\x12\x13\n\x0bgenerations\x18\x08 \x03(\t\x12\x12\n\nold_epochs\x18\t \x01(\x04\x12\x12\n\nbad_blocks\x18\n \x01(\x04\x12*\n\x05tiers\x18\x0b \x03(\x0b\x32\x1b.shoal.kvstore.v1.TierCount\"(\n\tTierCount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\xe9\x01\n\x0c\x43\x61\x63heChanges\x12\x0c\n\x04\x62oot\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x06\x12\'\n\x04pool\x18\x03 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x05 \x01(\r\x12\x0c\n\x04tier\x18\x06 \x01(\t\x12\x0f\n\x07\x63leared\x18\x07 \x01(\x08\x12\x0c\n\x04gone\x18\x08 \x01(\x08\x12\x0e\n\x06stored\x18\t \x01(\x0c\x12\x16\n\x0estored_parents\x18\n \x01(\x0c\x12\x0f\n\x07\x65victed\x18\x0b \x01(\x0c\":\n\x0fHoldingsRequest\x12\x12\n\ngeneration\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\"\xc0\x01\n\tCachePool\x12&\n\x03ref\x18\x01 \x01(\x0b\x32\x19.shoal.kvstore.v1.PoolRef\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x03 \x01(\r\x12\r\n\x05total\x18\x04 \x01(\r\x12\x0c\n\x04\x66ree\x18\x05 \x01(\r\x12\x0e\n\x06leased\x18\x06 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x07 \x01(\r\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x11\n\tbytes_max\x18\t \x01(\x04\"\x8b\x02\n\rHoldingsReply\x12\x0c\n\x04\x62oot\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x06\x12*\n\x05pools\x18\x03 \x03(\x0b\x32\x1b.shoal.kvstore.v1.CachePool\x12\x12\n\ngeneration\x18\x04 \x01(\t\x12\x0c\n\x04tier\x18\x05 \x01(\t\x12\x10\n\x08\x63ontents\x18\x06 \x01(\x0c\x12\x0f\n\x07parents\x18\x07 \x01(\x0c\x12\x12\n\nreferences\x18\x08 \x01(\x0c\x12\x0c\n\x04hits\x18\t \x01(\x0c\x12\r\n\x05keeps\x18\n \x01(\x0c\x12\x11\n\tunused_ms\x18\x0b \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x0c \x01(\r\x12\x12\n\nnext_block\x18\r \x01(\r2\x95\x04\n\x07KvStore\x12H\n\x06\x41ttach\x12\x1f.shoal.kvstore.v1.AttachRequest\x1a\x1d.shoal.kvstore.v1.AttachReply\x12\x45\n\x05Match\x12\x1e.shoal.kvstore.v1.MatchRequest\x1a\x1c.shoal.kvstore.v1.MatchReply\x12N\n\x08\x45xchange\x12!.shoal.kvstore.v1.ExchangeRequest\x1a\x1f.shoal.kvstore.v1.ExchangeReply\x12H\n\x06Locate\x12\x1f.shoal.kvstore.v1.LocateRequest\x1a\x1d.shoal.kvstore.v1.LocateReply\x12H\n\x06\x44\x65tach\x12\x1f.shoal.kvstore.v1.DetachRequest\x1a\x1d.shoal.kvstore.v1.DetachReply\x12\x45\n\x05Stats\x12\x1e.shoal.kvstore.v1.StatsRequest\x1a\x1c.shoal.kvstore.v1.StatsReply\x12N\n\x08Holdings\x12!.shoal.kvstore.v1.HoldingsRequest\x1a\x1f.shoal.kvstore.v1.HoldingsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRACEREF']._serialized_start=114
   _globals['_TRACEREF']._serialized_end=159
   _globals['_ATTACHREQUEST']._serialized_start=162
-  _globals['_ATTACHREQUEST']._serialized_end=419
-  _globals['_ATTACHREPLY']._serialized_start=421
-  _globals['_ATTACHREPLY']._serialized_end=486
-  _globals['_MATCHREQUEST']._serialized_start=488
-  _globals['_MATCHREQUEST']._serialized_end=603
-  _globals['_MATCHREPLY']._serialized_start=605
-  _globals['_MATCHREPLY']._serialized_end=633
-  _globals['_EXCHANGEREQUEST']._serialized_start=636
-  _globals['_EXCHANGEREQUEST']._serialized_end=838
-  _globals['_EXCHANGEREPLY']._serialized_start=840
-  _globals['_EXCHANGEREPLY']._serialized_end=908
-  _globals['_STATSREQUEST']._serialized_start=910
-  _globals['_STATSREQUEST']._serialized_end=944
-  _globals['_STATSREPLY']._serialized_start=947
-  _globals['_STATSREPLY']._serialized_end=1110
-  _globals['_CACHECHANGES']._serialized_start=1113
-  _globals['_CACHECHANGES']._serialized_end=1346
-  _globals['_HOLDINGSREQUEST']._serialized_start=1348
-  _globals['_HOLDINGSREQUEST']._serialized_end=1406
-  _globals['_CACHEPOOL']._serialized_start=1409
-  _globals['_CACHEPOOL']._serialized_end=1567
-  _globals['_HOLDINGSREPLY']._serialized_start=1570
-  _globals['_HOLDINGSREPLY']._serialized_end=1837
-  _globals['_KVSTORE']._serialized_start=1840
-  _globals['_KVSTORE']._serialized_end=2225
+  _globals['_ATTACHREQUEST']._serialized_end=467
+  _globals['_STAGEADDRESS']._serialized_start=469
+  _globals['_STAGEADDRESS']._serialized_end=574
+  _globals['_ATTACHREPLY']._serialized_start=576
+  _globals['_ATTACHREPLY']._serialized_end=656
+  _globals['_DETACHREQUEST']._serialized_start=658
+  _globals['_DETACHREQUEST']._serialized_end=714
+  _globals['_DETACHREPLY']._serialized_start=716
+  _globals['_DETACHREPLY']._serialized_end=729
+  _globals['_MATCHREQUEST']._serialized_start=731
+  _globals['_MATCHREQUEST']._serialized_end=846
+  _globals['_MATCHREPLY']._serialized_start=848
+  _globals['_MATCHREPLY']._serialized_end=876
+  _globals['_EXCHANGEREQUEST']._serialized_start=879
+  _globals['_EXCHANGEREQUEST']._serialized_end=1101
+  _globals['_EXCHANGEREPLY']._serialized_start=1103
+  _globals['_EXCHANGEREPLY']._serialized_end=1171
+  _globals['_LOCATEREQUEST']._serialized_start=1173
+  _globals['_LOCATEREQUEST']._serialized_end=1250
+  _globals['_LOCATEREPLY']._serialized_start=1252
+  _globals['_LOCATEREPLY']._serialized_end=1302
+  _globals['_STATSREQUEST']._serialized_start=1304
+  _globals['_STATSREQUEST']._serialized_end=1338
+  _globals['_STATSREPLY']._serialized_start=1341
+  _globals['_STATSREPLY']._serialized_end=1568
+  _globals['_TIERCOUNT']._serialized_start=1570
+  _globals['_TIERCOUNT']._serialized_end=1610
+  _globals['_CACHECHANGES']._serialized_start=1613
+  _globals['_CACHECHANGES']._serialized_end=1846
+  _globals['_HOLDINGSREQUEST']._serialized_start=1848
+  _globals['_HOLDINGSREQUEST']._serialized_end=1906
+  _globals['_CACHEPOOL']._serialized_start=1909
+  _globals['_CACHEPOOL']._serialized_end=2101
+  _globals['_HOLDINGSREPLY']._serialized_start=2104
+  _globals['_HOLDINGSREPLY']._serialized_end=2371
+  _globals['_KVSTORE']._serialized_start=2374
+  _globals['_KVSTORE']._serialized_end=2907
 # @@protoc_insertion_point(module_scope)

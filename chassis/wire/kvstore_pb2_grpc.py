@@ -49,6 +49,16 @@ class KvStoreStub:
                 request_serializer=chassis_dot_wire_dot_kvstore__pb2.ExchangeRequest.SerializeToString,
                 response_deserializer=chassis_dot_wire_dot_kvstore__pb2.ExchangeReply.FromString,
                 _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/shoal.kvstore.v1.KvStore/Locate',
+                request_serializer=chassis_dot_wire_dot_kvstore__pb2.LocateRequest.SerializeToString,
+                response_deserializer=chassis_dot_wire_dot_kvstore__pb2.LocateReply.FromString,
+                _registered_method=True)
+        self.Detach = channel.unary_unary(
+                '/shoal.kvstore.v1.KvStore/Detach',
+                request_serializer=chassis_dot_wire_dot_kvstore__pb2.DetachRequest.SerializeToString,
+                response_deserializer=chassis_dot_wire_dot_kvstore__pb2.DetachReply.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/shoal.kvstore.v1.KvStore/Stats',
                 request_serializer=chassis_dot_wire_dot_kvstore__pb2.StatsRequest.SerializeToString,
@@ -85,6 +95,20 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Locate(self, request, context):
+        """How much of each prompt the pools of a namespace hold. Leases nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detach(self, request, context):
+        """The pool is attached elsewhere now: it is dropped here, unless it was attached anew since.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -115,6 +139,16 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=chassis_dot_wire_dot_kvstore__pb2.ExchangeRequest.FromString,
                     response_serializer=chassis_dot_wire_dot_kvstore__pb2.ExchangeReply.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=chassis_dot_wire_dot_kvstore__pb2.LocateRequest.FromString,
+                    response_serializer=chassis_dot_wire_dot_kvstore__pb2.LocateReply.SerializeToString,
+            ),
+            'Detach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detach,
+                    request_deserializer=chassis_dot_wire_dot_kvstore__pb2.DetachRequest.FromString,
+                    response_serializer=chassis_dot_wire_dot_kvstore__pb2.DetachReply.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -208,6 +242,60 @@ class KvStore:
             '/shoal.kvstore.v1.KvStore/Exchange',
             chassis_dot_wire_dot_kvstore__pb2.ExchangeRequest.SerializeToString,
             chassis_dot_wire_dot_kvstore__pb2.ExchangeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.kvstore.v1.KvStore/Locate',
+            chassis_dot_wire_dot_kvstore__pb2.LocateRequest.SerializeToString,
+            chassis_dot_wire_dot_kvstore__pb2.LocateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.kvstore.v1.KvStore/Detach',
+            chassis_dot_wire_dot_kvstore__pb2.DetachRequest.SerializeToString,
+            chassis_dot_wire_dot_kvstore__pb2.DetachReply.FromString,
             options,
             channel_credentials,
             insecure,

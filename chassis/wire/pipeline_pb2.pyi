@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Step(_message.Message):
-    __slots__ = ("epoch", "step", "trace_parent", "slots", "num_tokens", "starts", "flags", "output_index", "token_ids", "table_lens", "table", "fresh", "freed_slots", "timings", "prompt_asks")
+    __slots__ = ("epoch", "step", "trace_parent", "slots", "num_tokens", "starts", "flags", "output_index", "token_ids", "table_lens", "table", "fresh", "freed_slots", "timings", "prompt_asks", "stamps", "block_copies", "attachment")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,9 @@ class Step(_message.Message):
     FREED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ASKS_FIELD_NUMBER: _ClassVar[int]
+    STAMPS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COPIES_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     trace_parent: bytes
@@ -39,7 +42,18 @@ class Step(_message.Message):
     freed_slots: bytes
     timings: _containers.RepeatedCompositeFieldContainer[StageTiming]
     prompt_asks: _containers.RepeatedCompositeFieldContainer[PromptAsk]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., trace_parent: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., starts: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., output_index: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., table_lens: _Optional[bytes] = ..., table: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ..., freed_slots: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., prompt_asks: _Optional[_Iterable[_Union[PromptAsk, _Mapping]]] = ...) -> None: ...
+    stamps: StepStamps
+    block_copies: bytes
+    attachment: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., trace_parent: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., starts: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., output_index: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., table_lens: _Optional[bytes] = ..., table: _Optional[bytes] = ..., fresh: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ..., freed_slots: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., prompt_asks: _Optional[_Iterable[_Union[PromptAsk, _Mapping]]] = ..., stamps: _Optional[_Union[StepStamps, _Mapping]] = ..., block_copies: _Optional[bytes] = ..., attachment: _Optional[int] = ...) -> None: ...
+
+class StepStamps(_message.Message):
+    __slots__ = ("digests", "void_rows")
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    VOID_ROWS_FIELD_NUMBER: _ClassVar[int]
+    digests: bytes
+    void_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, digests: _Optional[bytes] = ..., void_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PromptAsk(_message.Message):
     __slots__ = ("row", "first", "num_tokens", "next_id", "top")
@@ -86,7 +100,7 @@ class StageTiming(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., received_ns: _Optional[int] = ..., wait_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., send_ns: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "token_ids", "timings", "logprob_places", "logprobs", "prompts", "nan_places")
+    __slots__ = ("epoch", "step", "token_ids", "timings", "logprob_places", "logprobs", "prompts", "nan_places", "void_rows", "waiting_places", "refusals")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +109,9 @@ class StepResult(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     NAN_PLACES_FIELD_NUMBER: _ClassVar[int]
+    VOID_ROWS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PLACES_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     token_ids: bytes
@@ -103,7 +120,18 @@ class StepResult(_message.Message):
     logprobs: _request_pb2.Logprobs
     prompts: _containers.RepeatedCompositeFieldContainer[PromptAnswer]
     nan_places: bytes
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., logprob_places: _Optional[bytes] = ..., logprobs: _Optional[_Union[_request_pb2.Logprobs, _Mapping]] = ..., prompts: _Optional[_Iterable[_Union[PromptAnswer, _Mapping]]] = ..., nan_places: _Optional[bytes] = ...) -> None: ...
+    void_rows: bytes
+    waiting_places: bytes
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., timings: _Optional[_Iterable[_Union[StageTiming, _Mapping]]] = ..., logprob_places: _Optional[bytes] = ..., logprobs: _Optional[_Union[_request_pb2.Logprobs, _Mapping]] = ..., prompts: _Optional[_Iterable[_Union[PromptAnswer, _Mapping]]] = ..., nan_places: _Optional[bytes] = ..., void_rows: _Optional[bytes] = ..., waiting_places: _Optional[bytes] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("place", "why")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    why: str
+    def __init__(self, place: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class PromptAnswer(_message.Message):
     __slots__ = ("row", "first_index", "logprobs")
@@ -128,7 +156,7 @@ class Hello(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., stage: _Optional[int] = ..., boot: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class FormRequest(_message.Message):
-    __slots__ = ("epoch", "batcher_boot", "model_digest", "stage", "num_stages", "first_layer", "end_layer", "next_address", "block_size_tokens", "slots_max", "step_tokens_max")
+    __slots__ = ("epoch", "batcher_boot", "model_digest", "stage", "num_stages", "first_layer", "end_layer", "next_address", "block_size_tokens", "slots_max", "step_tokens_max", "next_more_addresses")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCHER_BOOT_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +168,7 @@ class FormRequest(_message.Message):
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_MAX_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MORE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     batcher_boot: str
     model_digest: str
@@ -151,7 +180,8 @@ class FormRequest(_message.Message):
     block_size_tokens: int
     slots_max: int
     step_tokens_max: int
-    def __init__(self, epoch: _Optional[int] = ..., batcher_boot: _Optional[str] = ..., model_digest: _Optional[str] = ..., stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., next_address: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ...) -> None: ...
+    next_more_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., batcher_boot: _Optional[str] = ..., model_digest: _Optional[str] = ..., stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., next_address: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., next_more_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FormReply(_message.Message):
     __slots__ = ("formed", "refusal", "last_epoch", "kv_stamp", "num_blocks", "error", "prior_epoch")
@@ -172,7 +202,7 @@ class FormReply(_message.Message):
     def __init__(self, formed: _Optional[bool] = ..., refusal: _Optional[str] = ..., last_epoch: _Optional[int] = ..., kv_stamp: _Optional[str] = ..., num_blocks: _Optional[int] = ..., error: _Optional[str] = ..., prior_epoch: _Optional[int] = ...) -> None: ...
 
 class WorkerEntry(_message.Message):
-    __slots__ = ("boot", "model", "model_digest", "rpc_address", "transport_address", "last_epoch", "free", "preferred_stage", "num_layers", "head_cost_layers", "loaded_first", "loaded_end")
+    __slots__ = ("boot", "model", "model_digest", "rpc_address", "transport_address", "last_epoch", "free", "preferred_stage", "num_layers", "head_cost_layers", "loaded_first", "loaded_end", "wish_first", "wish_end", "more_addresses", "layer_us", "layers_max", "head_layers")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +215,12 @@ class WorkerEntry(_message.Message):
     HEAD_COST_LAYERS_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIRST_FIELD_NUMBER: _ClassVar[int]
     LOADED_END_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIRST_FIELD_NUMBER: _ClassVar[int]
+    WISH_END_FIELD_NUMBER: _ClassVar[int]
+    MORE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    LAYER_US_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    HEAD_LAYERS_FIELD_NUMBER: _ClassVar[int]
     boot: str
     model: str
     model_digest: str
@@ -197,7 +233,13 @@ class WorkerEntry(_message.Message):
     head_cost_layers: float
     loaded_first: int
     loaded_end: int
-    def __init__(self, boot: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., rpc_address: _Optional[str] = ..., transport_address: _Optional[str] = ..., last_epoch: _Optional[int] = ..., free: _Optional[bool] = ..., preferred_stage: _Optional[int] = ..., num_layers: _Optional[int] = ..., head_cost_layers: _Optional[float] = ..., loaded_first: _Optional[int] = ..., loaded_end: _Optional[int] = ...) -> None: ...
+    wish_first: int
+    wish_end: int
+    more_addresses: _containers.RepeatedScalarFieldContainer[str]
+    layer_us: float
+    layers_max: int
+    head_layers: float
+    def __init__(self, boot: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., rpc_address: _Optional[str] = ..., transport_address: _Optional[str] = ..., last_epoch: _Optional[int] = ..., free: _Optional[bool] = ..., preferred_stage: _Optional[int] = ..., num_layers: _Optional[int] = ..., head_cost_layers: _Optional[float] = ..., loaded_first: _Optional[int] = ..., loaded_end: _Optional[int] = ..., wish_first: _Optional[int] = ..., wish_end: _Optional[int] = ..., more_addresses: _Optional[_Iterable[str]] = ..., layer_us: _Optional[float] = ..., layers_max: _Optional[int] = ..., head_layers: _Optional[float] = ...) -> None: ...
 
 class BatcherEntry(_message.Message):
     __slots__ = ("boot", "model", "epoch", "standing", "pool_generation", "running", "waiting")
@@ -217,13 +259,47 @@ class BatcherEntry(_message.Message):
     waiting: int
     def __init__(self, boot: _Optional[str] = ..., model: _Optional[str] = ..., epoch: _Optional[int] = ..., standing: _Optional[bool] = ..., pool_generation: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
+class PipelineLoad(_message.Message):
+    __slots__ = ("boot", "pool_generation", "accepting", "wait_us", "places", "place_us", "prompt_token_ns", "output_token_us", "running", "waiting", "pending_tokens", "oldest_wait_us", "work_us", "work_tokens")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    POOL_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    PLACE_US_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    WORK_US_FIELD_NUMBER: _ClassVar[int]
+    WORK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    boot: str
+    pool_generation: str
+    accepting: bool
+    wait_us: int
+    places: int
+    place_us: int
+    prompt_token_ns: int
+    output_token_us: int
+    running: int
+    waiting: int
+    pending_tokens: int
+    oldest_wait_us: int
+    work_us: int
+    work_tokens: int
+    def __init__(self, boot: _Optional[str] = ..., pool_generation: _Optional[str] = ..., accepting: _Optional[bool] = ..., wait_us: _Optional[int] = ..., places: _Optional[int] = ..., place_us: _Optional[int] = ..., prompt_token_ns: _Optional[int] = ..., output_token_us: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., oldest_wait_us: _Optional[int] = ..., work_us: _Optional[int] = ..., work_tokens: _Optional[int] = ...) -> None: ...
+
 class KvstoreEntry(_message.Message):
-    __slots__ = ("boot", "rpc_address")
+    __slots__ = ("boot", "rpc_address", "name")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     RPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     boot: str
     rpc_address: str
-    def __init__(self, boot: _Optional[str] = ..., rpc_address: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, boot: _Optional[str] = ..., rpc_address: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class GatewayEntry(_message.Message):
     __slots__ = ("boot", "grpc_address")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Request(_message.Message):
-    __slots__ = ("id", "tenant", "gateway", "model", "prompt_ids", "seed", "sampling", "limits", "timeout_ms", "resume_window_ms", "priority", "body_digest", "keyed", "trace_parent", "stream_interval")
+    __slots__ = ("id", "tenant", "gateway", "model", "prompt_ids", "seed", "sampling", "limits", "timeout_ms", "resume_window_ms", "priority", "body_digest", "keyed", "trace_parent", "stream_interval", "queue_timeout_us", "key", "choice")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,9 @@ class Request(_message.Message):
     KEYED_FIELD_NUMBER: _ClassVar[int]
     TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
     STREAM_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant: str
     gateway: str
@@ -38,23 +41,36 @@ class Request(_message.Message):
     keyed: bool
     trace_parent: bytes
     stream_interval: int
-    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., gateway: _Optional[str] = ..., model: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., priority: _Optional[int] = ..., body_digest: _Optional[bytes] = ..., keyed: _Optional[bool] = ..., trace_parent: _Optional[bytes] = ..., stream_interval: _Optional[int] = ...) -> None: ...
+    queue_timeout_us: int
+    key: str
+    choice: int
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., gateway: _Optional[str] = ..., model: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., resume_window_ms: _Optional[int] = ..., priority: _Optional[int] = ..., body_digest: _Optional[bytes] = ..., keyed: _Optional[bool] = ..., trace_parent: _Optional[bytes] = ..., stream_interval: _Optional[int] = ..., queue_timeout_us: _Optional[int] = ..., key: _Optional[str] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "shaping", "logprobs", "prompt_logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "shaping", "logprobs", "prompt_logprobs", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SHAPING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     shaping: Shaping
     logprobs: int
     prompt_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Shaping(_message.Message):
     __slots__ = ("min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "bias", "allowed_ids", "bad_word_ids", "bad_word_lens")
@@ -153,7 +169,7 @@ class CancelMark(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Terminal(_message.Message):
-    __slots__ = ("attempt", "boot", "reason", "output_ids", "byte_cut", "usage", "timings", "error", "tenant", "body_digest", "model", "stop", "logprobs", "prompt")
+    __slots__ = ("attempt", "boot", "reason", "output_ids", "byte_cut", "usage", "timings", "error", "tenant", "body_digest", "model", "stop", "logprobs", "prompt", "retry_ms", "key", "priority", "choice", "accepted_ms", "worker_deaths", "batcher_deaths")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +184,13 @@ class Terminal(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_MS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_MS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_DEATHS_FIELD_NUMBER: _ClassVar[int]
+    BATCHER_DEATHS_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     boot: str
     reason: str
@@ -182,7 +205,14 @@ class Terminal(_message.Message):
     stop: _containers.RepeatedScalarFieldContainer[bytes]
     logprobs: Logprobs
     prompt: PromptTold
-    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ..., output_ids: _Optional[_Iterable[int]] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., tenant: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., model: _Optional[str] = ..., stop: _Optional[_Iterable[bytes]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt: _Optional[_Union[PromptTold, _Mapping]] = ...) -> None: ...
+    retry_ms: int
+    key: str
+    priority: int
+    choice: int
+    accepted_ms: int
+    worker_deaths: int
+    batcher_deaths: int
+    def __init__(self, attempt: _Optional[int] = ..., boot: _Optional[str] = ..., reason: _Optional[str] = ..., output_ids: _Optional[_Iterable[int]] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., tenant: _Optional[str] = ..., body_digest: _Optional[bytes] = ..., model: _Optional[str] = ..., stop: _Optional[_Iterable[bytes]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt: _Optional[_Union[PromptTold, _Mapping]] = ..., retry_ms: _Optional[int] = ..., key: _Optional[str] = ..., priority: _Optional[int] = ..., choice: _Optional[int] = ..., accepted_ms: _Optional[int] = ..., worker_deaths: _Optional[int] = ..., batcher_deaths: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens")
@@ -195,7 +225,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queued_us", "waiting_us", "prefill_us", "decode_us", "interrupted_us", "preemptions", "recomputed_tokens")
+    __slots__ = ("queued_us", "waiting_us", "prefill_us", "decode_us", "interrupted_us", "preemptions", "recomputed_tokens", "stage_compute_us")
     QUEUED_US_FIELD_NUMBER: _ClassVar[int]
     WAITING_US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +233,7 @@ class Timings(_message.Message):
     INTERRUPTED_US_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     queued_us: int
     waiting_us: int
     prefill_us: int
@@ -210,7 +241,8 @@ class Timings(_message.Message):
     interrupted_us: int
     preemptions: int
     recomputed_tokens: int
-    def __init__(self, queued_us: _Optional[int] = ..., waiting_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., interrupted_us: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ...) -> None: ...
+    stage_compute_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, queued_us: _Optional[int] = ..., waiting_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., interrupted_us: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., stage_compute_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("boot", "number", "parts", "finishes")
@@ -249,7 +281,7 @@ class Parts(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., lens: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[int]] = ..., told: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., begun: _Optional[_Iterable[int]] = ..., prompts: _Optional[_Iterable[_Union[PromptTold, _Mapping]]] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("request_id", "attempt", "length", "digest", "reason", "byte_cut", "usage", "timings", "error")
+    __slots__ = ("request_id", "attempt", "length", "digest", "reason", "byte_cut", "usage", "timings", "error", "retry_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +291,7 @@ class Finish(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    RETRY_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     length: int
@@ -268,7 +301,8 @@ class Finish(_message.Message):
     usage: Usage
     timings: Timings
     error: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[int] = ..., reason: _Optional[str] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+    retry_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[int] = ..., reason: _Optional[str] = ..., byte_cut: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ..., retry_ms: _Optional[int] = ...) -> None: ...
 
 class TakeoverQuestion(_message.Message):
     __slots__ = ("request_id", "attempt", "boot")
@@ -281,20 +315,32 @@ class TakeoverQuestion(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., boot: _Optional[str] = ...) -> None: ...
 
 class ToBatcher(_message.Message):
-    __slots__ = ("owner", "takeover", "attach", "cancel", "detached", "refused")
+    __slots__ = ("owner", "takeover", "attach", "cancel", "detached", "refused", "take")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    TAKE_FIELD_NUMBER: _ClassVar[int]
     owner: OwnerQuestion
     takeover: TakeoverAnswer
     attach: Attach
     cancel: CancelAsk
     detached: Detached
     refused: Refused
-    def __init__(self, owner: _Optional[_Union[OwnerQuestion, _Mapping]] = ..., takeover: _Optional[_Union[TakeoverAnswer, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., cancel: _Optional[_Union[CancelAsk, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    take: Take
+    def __init__(self, owner: _Optional[_Union[OwnerQuestion, _Mapping]] = ..., takeover: _Optional[_Union[TakeoverAnswer, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., cancel: _Optional[_Union[CancelAsk, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., take: _Optional[_Union[Take, _Mapping]] = ...) -> None: ...
+
+class Take(_message.Message):
+    __slots__ = ("request", "ack_token", "age_us")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ACK_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    AGE_US_FIELD_NUMBER: _ClassVar[int]
+    request: Request
+    ack_token: str
+    age_us: int
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., ack_token: _Optional[str] = ..., age_us: _Optional[int] = ...) -> None: ...
 
 class OwnerQuestion(_message.Message):
     __slots__ = ("request_id", "attempt", "ack_token", "cancelled")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from shard_worker import sampler
 from shard_worker.executor import StepInputs
+from shard_worker.grammar_masks import NO_MASKS, GrammarMasks
 
 
 def sample(
@@ -20,13 +21,15 @@ def sample(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     uniforms: torch.Tensor,
+    *,
+    masks: GrammarMasks = NO_MASKS,
 ) -> torch.Tensor:
     """`logits`: [k, vocabulary], scratch from here on. The columns are `inputs`' on the device: what the host
     knows decides which operations are needed at all. Returns [k] int64 on the device: below 0 where
     logits are no numbers (`ids_of`)."""
     shaping = inputs.shaping
     if shaping is not None and len(shaping.rows):
-        logits = sampler.shape_logits(logits.float(), shaping)
+        logits = sampler.shape_logits(logits.float(), shaping, masks)
     peaks, largest = logits.max(dim=-1)
     none = -1 - largest
     finite = peaks.isfinite()

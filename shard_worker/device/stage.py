@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shard_worker import sampler
 from shard_worker.attention import device as paged
 from shard_worker.attention.cuda import WORKSPACE_BYTES, WRAPPER_BYTES, best
-from shard_worker.attention.device import AttentionShape, DeviceAttention, DeviceColumns
+from shard_worker.attention.device import AttentionShape, DeviceAttention, DeviceColumns, by_page
 from shard_worker.attention.interface import LayerKv
 from shard_worker.attention.pages import StepShape, decode_order, padded, scrap_step, widest_of
 from shard_worker.device.graphs import ROWS, Output, Recorder, Shapes, recorder_for
@@ -25,7 +25,8 @@ from shard_worker.device.layers import DeviceLayers
 from shard_worker.device.packing import Field, Layout, Sizes, layout_of, pack, sizes_of
 from shard_worker.device.sampling import ids_of, sample
 from shard_worker.device.staging import DeviceBuffer, Mark, Staging, Turn
-from shard_worker.executor import I64, StepInputs, StepOutput
+from shard_worker.executor import I64, U32, StepInputs, StepOutput
+from shard_worker.grammar_masks import NO_MASKS, GrammarMasks, masks_of
 from shard_worker.model.stage import NO_BYTES, StageMemory
 from shard_worker.model.stage_weights import StageWeights
 
@@ -43,6 +44,7 @@ class InFlight:
     activations: memoryview
     ids: NDArray[np.int64] | None = None
     known: StepOutput | None = None
+    masks: GrammarMasks = NO_MASKS
 
     def ready(self) -> bool:
         return self.out.passed()
@@ -55,7 +57,8 @@ class InFlight:
         if self.ids is None:
             return StepOutput(self.activations, NO_IDS)
         token_ids, nan_rows = ids_of(self.ids)
-        return StepOutput(self.activations, token_ids, nan_rows=nan_rows)
+        undrawn = self.masks.waiting_rows, self.masks.refused_rows
+        return StepOutput(self.activations, token_ids, None, None, nan_rows, *undrawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +214,22 @@ class DeviceStage:
                 staging.end(step.turn)
                 return InFlight(step.turn.out, NO_BYTES)
             with staging.compute.working():
-                ids = self._sampled(step, self._logits_of(step))
+                logits = self._logits_of(step)
+                masks = NO_MASKS if shaping is None else masks_of(shaping.grammars)  # while it computes
+                ids = self._sampled(step, logits, masks)
             told = staging.leave_ids(step.turn, ids)
-            return InFlight(step.turn.out, NO_BYTES, told)
+            return InFlight(step.turn.out, NO_BYTES, told, masks=masks)
 
-    def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
+    def copy_blocks(self, sources: U32, targets: U32) -> None:
+        """In the order of steps: within the lane that computes."""
+        with torch.inference_mode(), self._at.staging.compute.working():
+            pairs = np.stack((sources, targets)).astype(np.int64)
+            taken, put = torch.from_numpy(pairs).to(self.device)
+            for layer in self._at.memory.kv:
+                for pages in (by_page(layer.keys), by_page(layer.values)):
+                    pages[put] = pages[taken]
+
+    def run(self, inputs: StepInputs, activations: memoryview, wanted: I64 | None = None) -> memoryview:
         with torch.inference_mode():
             step = self._enqueue(inputs, activations)
             sent, staging = NO_BYTES, self._at.staging
@@ -307,7 +321,7 @@ class DeviceStage:
             return step.logits[tokens]
         return self._layers.logits(step.hidden[tokens])
 
-    def _sampled(self, step: _Step, logits: torch.Tensor) -> torch.Tensor:
+    def _sampled(self, step: _Step, logits: torch.Tensor, masks: GrammarMasks) -> torch.Tensor:
         fields, packed = step.layout, step.packed
         ids = sample(
             logits,
@@ -316,6 +330,7 @@ class DeviceStage:
             _view(packed, fields.top_k),
             _view(packed, fields.top_p),
             _view(packed, fields.uniforms),
+            masks=masks,
         )
         self._at.last_sampled.keep(step.inputs, ids)
         return ids
@@ -330,7 +345,7 @@ class DeviceStage:
     def _told(self, step: _Step) -> InFlight:
         """With log probabilities, which are looked at on the host: such a step is waited for."""
         shaping, staging, told, prompts = step.inputs.shaping, self._at.staging, None, None
-        token_ids = NO_IDS
+        token_ids, masks = NO_IDS, NO_MASKS if shaping is None else masks_of(shaping.grammars)
         nan_rows: tuple[int, ...] = ()
         with staging.compute.working():
             if step.inputs.prompt_asks:
@@ -339,10 +354,11 @@ class DeviceStage:
                 logits = self._logits_of(step)
                 rows = NO_ROWS if shaping is None else shaping.logprob_rows
                 raw = logits[torch.from_numpy(rows).to(self.device)].float()
-                token_ids, nan_rows = ids_of(self._sampled(step, logits).cpu().numpy())
+                token_ids, nan_rows = ids_of(self._sampled(step, logits, masks).cpu().numpy())
                 if shaping is not None and len(rows):
                     told = sampler.logprobs(raw, token_ids[rows].astype(np.int64), shaping)
-            known = StepOutput(NO_BYTES, token_ids, told, prompts, nan_rows)
+            undrawn = masks.waiting_rows, masks.refused_rows
+            known = StepOutput(NO_BYTES, token_ids, told, prompts, nan_rows, *undrawn)
         staging.end(step.turn)
         return InFlight(step.turn.out, NO_BYTES, known=known)
 

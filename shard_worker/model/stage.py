@@ -4,6 +4,7 @@ A stage is made once for a layer range and is given memory before its first run,
 the limits change. Calls come from one thread at a time. Shapes: T tokens of a step, k of them for the head.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from shard_worker.attention.interface import LayerKv
 from shard_worker.executor import I64, StepInputs
 
 NO_BYTES = memoryview(b"")
+Total = Callable[[torch.Tensor], torch.Tensor]  # rows in float32 to their sum over ranks, in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,12 @@ class Stage(Protocol):
     def release(self) -> None:
         """Lets go of that memory, so that other memory can be taken before it is attached."""
 
-    def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
+    def run(self, inputs: StepInputs, activations: memoryview, wanted: I64 | None = None) -> memoryview:
         """One step of at least one token through all layers, writing its keys and values.
 
         `activations`: the previous stage's output, [T * hidden_size] of the stored type; empty on the first.
+        `wanted`: tokens whose logits may be asked for, rising; None: all. The last stage may spare others its
+        last layer's end.
         Returns the same for the next stage, until the next run; empty on the last, which keeps its hidden
         rows for `logits`.
         """

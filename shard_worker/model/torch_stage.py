@@ -16,7 +16,7 @@ from shard_worker.attention.interface import Attention
 from shard_worker.executor import I64, StepInputs
 from shard_worker.model import stage_weights
 from shard_worker.model.layers import Linear, Precision, Rotation, linear, rms_norm, rotation
-from shard_worker.model.stage import NO_BYTES, StageMemory
+from shard_worker.model.stage import NO_BYTES, StageMemory, Total
 from shard_worker.model.stage_weights import F32, Activation, LayerWeights, Rope, StageWeights
 from shard_worker.model.stored_tensors import tensor_of
 
@@ -45,8 +45,12 @@ class _Head:
 
 
 class TorchStage:
-    def __init__(self, weights: StageWeights, precision: Precision, attention: Attention) -> None:
+    def __init__(
+        self, weights: StageWeights, precision: Precision, attention: Attention, total: Total | None = None
+    ) -> None:
+        """`total`: where the weights are one rank's, over all of them."""
         self.weights, self.precision, self._attention = weights, precision, attention
+        self._total = total
         self._ropes: list[Rope] = []
         self._frequencies: list[torch.Tensor] = []
         self._embedding: torch.Tensor | None = None
@@ -106,7 +110,7 @@ class TorchStage:
     def release(self) -> None:
         self._memory = None
 
-    def run(self, inputs: StepInputs, activations: memoryview) -> memoryview:
+    def run(self, inputs: StepInputs, activations: memoryview, wanted: I64 | None = None) -> memoryview:
         assert self._memory is not None, "run before attach"
         with torch.inference_mode():
             hidden = self._layers_over(self._hidden_in(inputs, activations), inputs, self._memory)
@@ -128,8 +132,7 @@ class TorchStage:
     def _hidden_in(self, inputs: StepInputs, activations: memoryview) -> torch.Tensor:
         compute, dtype = self.precision.compute, self.precision.dtype
         num_tokens = len(inputs.token_ids)
-        if self.weights.first_layer == 0:
-            assert self._embedding is not None
+        if self._embedding is not None:
             assert int(inputs.token_ids.max()) < self.weights.vocab_size
             ids = torch.from_numpy(inputs.token_ids.astype(np.int64))
             hidden = F.embedding(ids, self._embedding).to(compute)
@@ -165,16 +168,22 @@ class TorchStage:
                 softcap=weights.attention_softcap,
                 window=layer.weights.window,
             )
-            mixed = layer.out(mixed)
+            mixed = self._of_all(layer.out(mixed))
             if layer.post_attention_norm is not None:
                 mixed = rms_norm(mixed, layer.post_attention_norm, eps)
             hidden = hidden + mixed
             gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
-            inner = layer.down(_activated(gate, weights.activation).mul_(up))
+            inner = self._of_all(layer.down(_activated(gate, weights.activation).mul_(up)))
             if layer.post_mlp_norm is not None:
                 inner = rms_norm(inner, layer.post_mlp_norm, eps)
             hidden = self._rounded(hidden + inner)
         return hidden
+
+    def _of_all(self, added: torch.Tensor) -> torch.Tensor:
+        """What the layer adds, of what this rank does."""
+        if self._total is None:
+            return added
+        return self._total(added.float().contiguous()).to(added.dtype)
 
     def _rotations(self, positions: torch.Tensor) -> Sequence[Rotation]:
         return [

@@ -21,6 +21,7 @@ struct AttentionShape {
     int64_t group() const { return heads / kv_heads; }
     int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
     int64_t tile_tokens() const;  // of a chunk that one unit takes at most
+    int64_t sharers_max() const;  // of a unit
 
     // Words: of the keys and the values of one KV head of a block, and of all of them.
     int64_t key_size() const { return head_dim / per_word() * block_pad(); }
@@ -28,12 +29,19 @@ struct AttentionShape {
     int64_t page_size() const { return kv_heads * head_size(); }
 };
 
+// One of several tokens, each alone in its row, whose tables begin with the same blocks.
+struct Sharer {
+    int32_t row, token;
+    int32_t tiles;  // that it has in common with the one before
+};
+
 // What one thread takes at once: tokens [first, first + count) of the step, all of one row, under KV heads
-// [head, head + heads).
+// [head, head + heads). Or the tokens of `count` sharers, the first of which row and first name.
 struct AttentionUnit {
     int32_t row, first, count, head, heads;
     // Of a token that is alone, under one head: only this piece of its context, in a slot of its own. 0 pieces: all.
     int32_t piece, pieces, slot;
+    const Sharer *sharers;
 };
 
 // What a step's attention in one layer works on.
@@ -55,6 +63,12 @@ int64_t cut_units(const AttentionShape &shape, int32_t row, int32_t first, int32
 // Slots follow each other from `slot` on.
 int64_t cut_pieces(const AttentionShape &shape, int32_t row, int32_t token, int32_t position, int32_t slot,
                    int32_t slots, AttentionUnit *units);
+
+// A block's last strip may be short: strips do not cross blocks.
+inline int64_t strip_of(const AttentionShape &shape, int64_t position) {
+    const int64_t per_block = shape.block_pad() / 16;
+    return position / shape.block_size * per_block + position % shape.block_size / 16;
+}
 
 // Bytes that one thread needs, and that a slot takes.
 size_t attention_scratch_bytes(const AttentionShape &shape);

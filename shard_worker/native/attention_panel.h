@@ -12,15 +12,13 @@
 #include <type_traits>
 #include <utility>
 
+#include "attention_rows.h"
 #include "vec16.h"
 
 namespace shoal {
 
-constexpr int PANEL = 6;
 constexpr int TILE_STRIPS = 4;  // strips of 16 positions between two looks at the running maximum
 constexpr int TILE = TILE_STRIPS * WIDTH;
-
-typedef float Word;  // 32 bits: a number or a pair
 
 // Up to 16 positions of one block.
 struct Strip {
@@ -30,28 +28,14 @@ struct Strip {
     int32_t valid;       // lanes that are positions
 };
 
-// Per row: the largest score so far, the sum of weights by lane.
-struct Softmax {
-    float m[WIDTH];
-    float weight[PANEL][WIDTH];
-
-    void clear() {
-        std::fill(m, m + WIDTH, -INFINITY);
-        std::fill(&weight[0][0], &weight[0][0] + PANEL * WIDTH, 0.0f);
-    }
-};
-
 struct Panel {
-    int rows;            // query rows: (token, head of the group)
-    int begin;           // the first of them in the unit
-    bool joined;         // `before` holds something
-    int32_t first, last;  // what any of the rows sees
-    int32_t position[PANEL];
-    int32_t low[PANEL];  // first position that the row sees
-    float alpha[WIDTH];
-    Softmax now, before;  // of this piece of the context, of those before it
-    Word *queries;        // [head_dim (pairs)][rows], scaled
-    float *sums, *sums_before;  // [PANEL][dim_pad]
+    const QueryRows *of;
+    int begin, rows;
+    int count;      // strips that any of the rows sees
+    int32_t last;   // position that any of them sees
+    bool all_seen;  // the whole tile, by each of them
+    float *scores;  // [PANEL][TILE]: scores, then weights in T
+    float *best;    // [WIDTH]: each row's largest of these scores
 };
 
 template <class V, typename T>
@@ -60,7 +44,8 @@ struct PanelKernel {
     static constexpr int K = PER_WORD<T>;
     static constexpr float LOG2_E = 1.44269504088896341f;
 
-    static int64_t dim_pad(int64_t head_dim) { return (head_dim + WIDTH - 1) / WIDTH * WIDTH; }
+    template <int R>
+    static constexpr int WIDEST = V::SUMS / R >= 4 ? 4 : V::SUMS / R >= 2 ? 2 : 1;
 
     // What queries are multiplied by, and what then is left to do to a score.
     static float query_scale(float scale, float softcap) { return K == 2 && softcap == 0.0f ? scale * LOG2_E : scale; }
@@ -73,41 +58,56 @@ struct PanelKernel {
 
     // `next`: strips that come after these; they come into the cache step by step.
     template <int R, int C>
-    SHOAL_INLINE void scores_of(const Word *queries, int64_t steps, int64_t pad, const Strip *strips,
-                                       const Strip *next, float *scores) {
+    SHOAL_INLINE void scores_of(const Panel &panel, int64_t words, int64_t pad, const Strip *strips, const Strip *next,
+                                float *scores) {
         F acc[R][C];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) acc[r][c] = V::set1(0.0f);
         const Word *keys[C], *ahead[C];
         for (int c = 0; c < C; c++) keys[c] = strips[c].keys, ahead[c] = next[c].keys;
-        for (int64_t d = 0; d < steps; d++) {
-            F key[C];
-            for (int c = 0; c < C; c++) {
-                key[c] = V::load(keys[c] + d * pad);
-                __builtin_prefetch(ahead[c] + d * pad);
-            }
-            for (int r = 0; r < R; r++) {
-                const F query = V::set1(queries[d * R + r]);
-                for (int c = 0; c < C; c++) acc[r][c] = V::template multiply_add<T>(key[c], query, acc[r][c]);
+        const Word *queries = panel.of->queries + panel.begin * WIDTH;
+        const int64_t stride = panel.of->count * WIDTH;
+        for (int64_t at = 0; at < words; at += WIDTH, queries += stride) {
+            const int64_t some = std::min<int64_t>(WIDTH, words - at);
+            for (int64_t d = 0; d < some; d++) {
+                F key[C];
+                for (int c = 0; c < C; c++) {
+                    key[c] = V::load(keys[c] + (at + d) * pad);
+                    __builtin_prefetch(ahead[c] + (at + d) * pad);
+                }
+                for (int r = 0; r < R; r++) {
+                    const F query = V::set1(queries[r * WIDTH + d]);
+                    for (int c = 0; c < C; c++) acc[r][c] = V::template multiply_add<T>(key[c], query, acc[r][c]);
+                }
             }
         }
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) V::store(scores + r * TILE + c * WIDTH, acc[r][c]);
+        if constexpr (C == TILE_STRIPS) {  // where all are seen they count as they are
+            F best[R];
+            for (int r = 0; r < R; r++) {
+                best[r] = V::set1(-INFINITY);
+                for (int c = 0; c < C; c++) best[r] = V::max(acc[r][c], best[r]);
+            }
+            V::store(panel.best, V::template largest_of<R>(best));
+        }
     }
 
     // C vectors of dimensions from `at` on; HALF: the one is eight dimensions.
-    template <int R, int C, bool HALF = false>
-    SHOAL_INLINE void add_values(Panel &panel, const Strip *strips, const Strip *next, int count,
-                                        const float *weights, int64_t head_dim, int64_t at) {
-        const int64_t width = dim_pad(head_dim);
+    template <int R, int C, bool ALL, bool HALF = false>
+    SHOAL_INLINE void add_values(const Panel &panel, const Strip *strips, const Strip *next, const float *alpha,
+                                 int64_t head_dim, int64_t at) {
+        const int64_t width = panel.of->width;
+        float *sums = panel.of->now.values + panel.begin * width + at;
         F acc[R][C];
         for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++)
-                acc[r][c] = V::load(panel.sums + r * width + at + c * WIDTH) * V::set1(panel.alpha[r]);
-        for (int s = 0; s < count; s++) {
+            for (int c = 0; c < C; c++) acc[r][c] = V::load(sums + r * width + c * WIDTH) * V::set1(alpha[r]);
+        for (int s = 0; s < (ALL ? TILE_STRIPS : panel.count); s++) {
             const Word *values = strips[s].values + at, *ahead = next[s].values + at;
-            const int lanes = std::min(strips[s].valid, panel.last - strips[s].position + 1);
-            const Word *w = weights + s * (WIDTH / K);
+            const int lanes = ALL ? WIDTH : std::min(strips[s].valid, panel.last - strips[s].position + 1);
+            const Word *w = panel.scores + s * (WIDTH / K);
+            // Not unrolled: what is asked for ahead comes little by little, not in a burst that waits for itself.
+#pragma GCC unroll 1
             for (int j = 0; j < (lanes + K - 1) / K; j++, values += head_dim, ahead += head_dim) {
                 F value[C];
                 for (int c = 0; c < C; c++) {
@@ -121,49 +121,60 @@ struct PanelKernel {
             }
         }
         for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++) V::store(panel.sums + r * width + at + c * WIDTH, acc[r][c]);
+            for (int c = 0; c < C; c++) V::store(sums + r * width + c * WIDTH, acc[r][c]);
     }
 
-    // Scores to weights, in place and in T; the panel's largest scores and sums of weights move on.
+    // Scores as they count: capped, and only what the row sees; and the largest of each row.
     template <int R>
-    SHOAL_INLINE void soften(Panel &panel, const Strip *strips, int count, float softcap, float *scores) {
-        Softmax &now = panel.now;
-        alignas(64) float m[WIDTH];
-        std::copy(now.m, now.m + WIDTH, m);
+    SHOAL_INLINE void prepare(const Panel &panel, const Strip *strips, float softcap) {
+        F best[R];
         for (int r = 0; r < R; r++) {
-            F best = V::set1(now.m[r]);
-            for (int s = 0; s < count; s++) {
-                float *at = scores + r * TILE + s * WIDTH;
+            const int32_t low = panel.of->low[panel.begin + r], position = panel.of->position[panel.begin + r];
+            best[r] = V::set1(-INFINITY);
+            for (int s = 0; s < panel.count; s++) {
+                float *at = panel.scores + r * TILE + s * WIDTH;
                 const Strip &strip = strips[s];
                 F x = V::load(at);
-                if (softcap != 0.0f) {
+                if (softcap != 0.0f)
                     x = V::tanh(x / V::set1(softcap)) * V::set1(K == 2 ? softcap * LOG2_E : softcap);
-                    V::store(at, x);
-                }
-                const int from = std::max(0, panel.low[r] - strip.position);
-                const int to = std::min(strip.valid, panel.position[r] - strip.position + 1);
-                if (from > 0 || to < WIDTH) {
-                    x = V::only(x, std::min(from, WIDTH), std::max(to, 0));
-                    V::store(at, x);
-                }
-                best = V::max(x, best);
+                const int from = std::max(0, low - strip.position);
+                const int to = std::min(strip.valid, position - strip.position + 1);
+                if (from > 0 || to < WIDTH) x = V::only(x, std::min(from, WIDTH), std::max(to, 0));
+                V::store(at, x);
+                best[r] = V::max(x, best[r]);
             }
-            now.m[r] = V::max(best);
         }
+        V::store(panel.best, V::template largest_of<R>(best));
+    }
+
+    // Scores to weights, in place and in T; the panel's largest scores and sums of weights move on. `alpha`: what sums
+    // so far are to be multiplied by.
+    template <int R, bool ALL>
+    SHOAL_INLINE void soften(const Panel &panel, const Strip *strips, float softcap, float *alpha) {
+        const int count = ALL ? TILE_STRIPS : panel.count;
+        float *m = panel.of->now.m + panel.begin, *weights = panel.of->now.weight + panel.begin * WIDTH;
+        if (!ALL || softcap != 0.0f || WIDEST<R> < TILE_STRIPS) prepare<R>(panel, strips, softcap);
+        const F last = V::template load_some<R>(m), largest = V::max(V::load(panel.best), last);
+        V::template store_some<R>(m, largest);
         // Where nothing was seen so far weights are 0, not e^(inf - inf).
         alignas(64) float base[WIDTH];
-        for (int r = 0; r < WIDTH; r++) base[r] = now.m[r] == -INFINITY ? 0.0f : now.m[r];
-        V::store(panel.alpha, power(V::load(m) - V::load(base)));
+        V::store(base, V::or_zero(largest));
+        V::store(alpha, power(last - V::load(base)));
         const F one = ones();
         for (int r = 0; r < R; r++) {
-            float *row = scores + r * TILE;
-            const F largest = V::set1(base[r]);
-            F weight = V::load(now.weight[r]) * V::set1(panel.alpha[r]);
-            for (int s = 0; s < count; s++) V::store((T *)row + s * WIDTH, power(V::load(row + s * WIDTH) - largest));
-            if (count % K) V::store((T *)row + count * WIDTH, V::set1(0.0f));
-            for (int i = 0; i < count; i += K)
-                weight = V::template multiply_add<T>(V::load(row + i / K * WIDTH), one, weight);
-            V::store(now.weight[r], weight);
+            float *row = panel.scores + r * TILE;
+            const F from = V::set1(base[r]);
+            F weight = V::load(weights + r * WIDTH) * V::set1(alpha[r]);
+            for (int s = 0; s < count; s += K) {
+                F x = power(V::load(row + s * WIDTH) - from);
+                if constexpr (K == 2) {
+                    const bool both = ALL || s + 1 < count;
+                    x = V::pack(x, both ? power(V::load(row + (s + 1) * WIDTH) - from) : V::set1(0.0f));
+                }
+                V::store(row + s / K * WIDTH, x);
+                weight = V::template multiply_add<T>(x, one, weight);
+            }
+            V::store(weights + r * WIDTH, weight);
         }
     }
 
@@ -175,94 +186,102 @@ struct PanelKernel {
     }
 
     template <int R>
-    static void over_tile(Panel &panel, const Strip *strips, const Strip *next, int count, int64_t head_dim,
-                          int64_t pad, float softcap, float *scores) {
-        constexpr int WIDEST = V::SUMS / R >= 4 ? 4 : V::SUMS / R >= 2 ? 2 : 1;
+    static void score(const Panel &panel, const Strip *strips, const Strip *next, int64_t head_dim, int64_t pad) {
+        const int count = panel.count;
         // Strips are in step with each other: one more costs less than one alone. What is past the last is not used.
         for (int s = 0; s < count;) {
             auto some = [&](auto taken) {
                 constexpr int C = decltype(taken)::value;
-                scores_of<R, C>(panel.queries, head_dim / K, pad, strips + s, next + s, scores + s * WIDTH);
+                scores_of<R, C>(panel, head_dim / K, pad, strips + s, next + s, panel.scores + s * WIDTH);
                 s += C;
             };
-            if (WIDEST == 4 && count - s > 2)
-                some(std::integral_constant<int, WIDEST>());
-            else if (WIDEST > 1 && count - s > 1)
-                some(std::integral_constant<int, std::min(WIDEST, 2)>());
+            if (WIDEST<R> == 4 && count - s > 2)
+                some(std::integral_constant<int, WIDEST<R>>());
+            else if (WIDEST<R> > 1 && count - s > 1)
+                some(std::integral_constant<int, std::min(WIDEST<R>, 2)>());
             else
                 some(std::integral_constant<int, 1>());
         }
-        soften<R>(panel, strips, count, softcap, scores);
-        int64_t at = 0;
-        for (; at + WIDEST * WIDTH <= head_dim; at += WIDEST * WIDTH)
-            add_values<R, WIDEST>(panel, strips, next, count, scores, head_dim, at);
-        for (; at + WIDTH <= head_dim; at += WIDTH)
-            add_values<R, 1>(panel, strips, next, count, scores, head_dim, at);
-        if (at < head_dim) add_values<R, 1, true>(panel, strips, next, count, scores, head_dim, at);
     }
 
-    static void over_tile(Panel &panel, const Strip *strips, const Strip *next, int count, int64_t head_dim,
-                          int64_t pad, float softcap, float *scores) {
-        static constexpr decltype(&over_tile<1>) by_rows[PANEL] = {over_tile<1>, over_tile<2>, over_tile<3>,
-                                                                   over_tile<4>, over_tile<5>, over_tile<6>};
-        by_rows[panel.rows - 1](panel, strips, next, count, head_dim, pad, softcap, scores);
+    template <int R, bool ALL>
+    SHOAL_INLINE void weigh(const Panel &panel, const Strip *strips, const Strip *next, int64_t head_dim,
+                            float softcap) {
+        alignas(64) float alpha[WIDTH];
+        soften<R, ALL>(panel, strips, softcap, alpha);
+        int64_t at = 0;
+        for (; at + WIDEST<R> * WIDTH <= head_dim; at += WIDEST<R> * WIDTH)
+            add_values<R, WIDEST<R>, ALL>(panel, strips, next, alpha, head_dim, at);
+        for (; at + WIDTH <= head_dim; at += WIDTH)
+            add_values<R, 1, ALL>(panel, strips, next, alpha, head_dim, at);
+        if (at < head_dim) add_values<R, 1, ALL, true>(panel, strips, next, alpha, head_dim, at);
+    }
+
+    template <int R>
+    static void weigh_rows(const Panel &panel, const Strip *strips, const Strip *next, int64_t head_dim,
+                           float softcap) {
+        if (panel.all_seen)
+            weigh<R, true>(panel, strips, next, head_dim, softcap);
+        else
+            weigh<R, false>(panel, strips, next, head_dim, softcap);
+    }
+
+    // The panel's scores; then, of those, weights and the values that they weigh.
+    static void scores(const Panel &panel, const Strip *strips, const Strip *next, int64_t head_dim, int64_t pad) {
+        static constexpr decltype(&score<1>) by_rows[PANEL] = {score<1>, score<2>, score<3>,
+                                                               score<4>, score<5>, score<6>};
+        by_rows[panel.rows - 1](panel, strips, next, head_dim, pad);
+    }
+    static void values(const Panel &panel, const Strip *strips, const Strip *next, int64_t head_dim, float softcap) {
+        static constexpr decltype(&weigh_rows<1>) by_rows[PANEL] = {weigh_rows<1>, weigh_rows<2>, weigh_rows<3>,
+                                                                    weigh_rows<4>, weigh_rows<5>, weigh_rows<6>};
+        by_rows[panel.rows - 1](panel, strips, next, head_dim, softcap);
     }
 
     // A piece of the context is done: it joins those before it.
-    static void join(Panel &panel, int64_t head_dim) {
-        const int64_t width = dim_pad(head_dim);
-        if (!panel.joined) {
-            std::swap(panel.sums, panel.sums_before);
-            panel.before = panel.now;
-            panel.joined = true;
-        } else {
-            add(panel.before, panel.sums_before, panel.now, panel.sums, panel.rows, width);
-        }
-        clear(panel, head_dim);
+    static void join(QueryRows &rows) {
+        if (!rows.joined)
+            std::swap(rows.now, rows.before), rows.joined = true;
+        else
+            add(rows.before, rows.now, rows.count, rows.width);
+        rows.now.clear(rows.count, rows.width);
     }
 
     // to += from, both seen from the larger of their largest scores.
-    static void add(Softmax &to, float *sums_to, const Softmax &from, const float *sums, int rows, int64_t width) {
-        alignas(64) float base[WIDTH], ours[WIDTH], theirs[WIDTH];
-        const F m = V::max(V::load(to.m), V::load(from.m));
-        V::store(base, m);
-        for (float &x : base) x = x == -INFINITY ? 0.0f : x;
-        V::store(ours, power(V::load(to.m) - V::load(base)));
-        V::store(theirs, power(V::load(from.m) - V::load(base)));
-        V::store(to.m, m);
-        for (int r = 0; r < rows; r++) {
-            const F a = V::set1(ours[r]), b = V::set1(theirs[r]);
-            V::store(to.weight[r], V::fma(V::load(from.weight[r]), b, V::load(to.weight[r]) * a));
-            for (int64_t d = r * width; d < (r + 1) * width; d += WIDTH)
-                V::store(sums_to + d, V::fma(V::load(sums + d), b, V::load(sums_to + d) * a));
+    static void add(const Sums &to, const Sums &from, int64_t rows, int64_t width) {
+        for (int64_t r = 0; r < rows; r++) {
+            const F m = V::max(V::set1(to.m[r]), V::set1(from.m[r])), base = V::or_zero(m);
+            const F a = power(V::set1(to.m[r]) - base), b = power(V::set1(from.m[r]) - base);
+            V::template store_some<1>(to.m + r, m);
+            auto joined = [&](float *x, const float *y) { V::store(x, V::fma(V::load(y), b, V::load(x) * a)); };
+            joined(to.weight + r * WIDTH, from.weight + r * WIDTH);
+            for (int64_t d = r * width; d < (r + 1) * width; d += WIDTH) joined(to.values + d, from.values + d);
         }
     }
 
-    static void clear(Panel &panel, int64_t head_dim) {
-        panel.now.clear();
-        std::fill(panel.sums, panel.sums + PANEL * dim_pad(head_dim), 0.0f);
-    }
-
     // One row's result, when all pieces are joined or there is but one.
-    static void finish(const Panel &panel, int r, int64_t head_dim, float *out) {
-        const Softmax &all = panel.joined ? panel.before : panel.now;
-        const float *sums = (panel.joined ? panel.sums_before : panel.sums) + r * dim_pad(head_dim);
-        const F whole = V::set1(V::sum(V::load(all.weight[r])));
+    static void finish(const QueryRows &rows, int64_t r, int64_t head_dim, float *out) {
+        const Sums &all = rows.joined ? rows.before : rows.now;
+        const float *values = all.values + r * rows.width;
+        const F whole = V::set1(V::sum(V::load(all.weight + r * WIDTH)));
         int64_t d = 0;
-        for (; d + WIDTH <= head_dim; d += WIDTH) V::store(out + d, V::load(sums + d) / whole);
-        if (d < head_dim) V::store_half(out + d, V::load_half(sums + d) / whole);
+        for (; d + WIDTH <= head_dim; d += WIDTH) V::store(out + d, V::load(values + d) / whole);
+        if (d < head_dim) V::store_half(out + d, V::load_half(values + d) / whole);
     }
 
-    // A row's query, [head_dim], to the words of row r of R.
-    static void take_query(const float *q, float scale, int64_t head_dim, Word *queries, int r, int R) {
+    // A row's query, [head_dim].
+    static void take_query(const float *q, float scale, int64_t head_dim, const QueryRows &rows, int64_t r) {
         const F factor = V::set1(scale);
-        alignas(64) T narrow[WIDTH];
-        Word words[WIDTH / K];
-        for (int64_t d = 0; d < head_dim; d += WIDTH) {
-            const bool half = d + WIDTH > head_dim;
-            V::store(narrow, (half ? V::load_half(q + d) : V::load(q + d)) * factor);
-            std::memcpy(words, narrow, sizeof words);
-            for (int i = 0; i < (half ? WIDTH / 2 : WIDTH) / K; i++) queries[(d / K + i) * R + r] = words[i];
+        auto dims = [&](int64_t d) {
+            if (d >= head_dim) return V::set1(0.0f);
+            return (d + WIDTH > head_dim ? V::load_half(q + d) : V::load(q + d)) * factor;
+        };
+        Word *to = rows.queries + r * WIDTH;
+        for (int64_t d = 0; d < head_dim; d += K * WIDTH, to += rows.count * WIDTH) {
+            if constexpr (K == 2)
+                V::store(to, V::pack(dims(d), dims(d + WIDTH)));
+            else
+                V::store(to, dims(d));
         }
     }
 };

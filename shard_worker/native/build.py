@@ -3,7 +3,8 @@
 The result is kept in the user's cache folder under a digest of all that decides it: sources, flags, and what
 the compiler says of itself and of the processor. Who starts at the same time waits for the one that builds; a
 file appears whole or not at all, and what a power cut or a bad disk leaves of one is built anew. Without a
-compiler, with SHOAL_NATIVE=0, or when a build fails, there is none, and torch computes instead.
+compiler, with SHOAL_NATIVE=0, or when a build fails, there is none, and torch computes instead. A folder that
+SHOAL_NATIVE_DIR names has libraries made ahead (`prebuild.py`): then nothing is compiled.
 """
 
 import fcntl
@@ -13,12 +14,13 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from chassis import log
 from chassis.user_folders import cache_folder
+from shard_worker.native import levels
 
 SOURCES = Path(__file__).parent
 FLAGS = (
@@ -51,6 +53,8 @@ def library_path(cache_dir: Path | None = None) -> Path | None:
     """The compiled library, built if need be; None if there is none. Logs what it did."""
     if not enabled():
         return None
+    if (ready := _made_ahead()) is not None:
+        return ready
     try:
         return _built(cache_dir or _user_cache_dir())
     except BuildFailed as error:
@@ -60,6 +64,8 @@ def library_path(cache_dir: Path | None = None) -> Path | None:
 
 def is_built(cache_dir: Path | None = None) -> bool:
     """`library_path` would have nothing to compile."""
+    if enabled() and _made_ahead() is not None:
+        return True
     try:
         return enabled() and _is_whole(_target(cache_dir or _user_cache_dir(), find_compiler()))
     except BuildFailed:
@@ -97,7 +103,7 @@ def _built(cache_dir: Path) -> Path:
             if not _is_whole(target):
                 if target.exists():
                     log.warning("the compiled stage is damaged: it is built anew", library=str(target))
-                _build(compiler, target)
+                compile_into(compiler, target, FLAGS, SOURCES)
                 _prune(cache_dir, target)
     except OSError as error:
         raise BuildFailed(f"{cache_dir}: {error}") from None
@@ -106,6 +112,24 @@ def _built(cache_dir: Path) -> Path:
 
 def _target(cache_dir: Path, compiler: str) -> Path:
     return cache_dir / f"{digest_of(compiler, SOURCES)}.so"
+
+
+def portable_flags() -> tuple[str, ...]:
+    """Without those that fit one processor; levels add their own."""
+    return tuple(flag for flag in FLAGS if flag != "-march=native")
+
+
+def _made_ahead() -> Path | None:
+    """The best of SHOAL_NATIVE_DIR that this processor runs and that is whole; None: there is none."""
+    folder = os.environ.get("SHOAL_NATIVE_DIR")
+    if not folder:
+        return None
+    machine, has = levels.here()
+    found = levels.candidates(Path(folder), SOURCES, portable_flags(), machine, has)
+    ready = next((path for path in found if _is_whole(path)), None)
+    if ready is None:
+        log.warning("nothing made ahead for this processor and these sources", folder=folder)
+    return ready
 
 
 def _user_cache_dir() -> Path:
@@ -139,12 +163,13 @@ def _turn(lock: Path) -> Iterator[None]:
         yield
 
 
-def _build(compiler: str, target: Path) -> None:
+def compile_into(compiler: str, target: Path, flags: Sequence[str], sources: Path) -> None:
+    """`target` appears whole or not at all. Raises BuildFailed, OSError."""
     started = time.monotonic()
     log.info("compiling the stage", compiler=compiler)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         partial = Path(folder)
-        objects = _compiled(compiler, partial)
+        objects = _compiled(compiler, partial, flags, sources)
         library = partial / "library.so"
         _run([compiler, *LINK_FLAGS, "-o", str(library), *map(str, objects)], COMPILE_TIMEOUT_S)
         _seal(library)
@@ -152,12 +177,12 @@ def _build(compiler: str, target: Path) -> None:
     log.info("compiled the stage", took_s=round(time.monotonic() - started, 1), library=str(target))
 
 
-def _compiled(compiler: str, folder: Path) -> list[Path]:
+def _compiled(compiler: str, folder: Path, flags: Sequence[str], place: Path) -> list[Path]:
     """All sources at once, as far as there are cores. Raises BuildFailed."""
-    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size)
+    sources = sorted(place.glob("*.cpp"), key=lambda path: -path.stat().st_size)
     objects = [folder / f"{path.stem}.o" for path in sources]
     waiting = [
-        [compiler, *FLAGS, "-c", str(source), "-o", str(made)]
+        [compiler, *flags, "-c", str(source), "-o", str(made)]
         for source, made in zip(sources, objects, strict=True)
     ]
     at_once = max(1, os.cpu_count() or 1)

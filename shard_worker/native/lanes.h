@@ -29,7 +29,7 @@ struct PortableLanes {
     static constexpr int kRegisters = 16;
     static constexpr int kTileRows =
         4;  // fewer kernels to compile: this set is for when there is no better one
-    static constexpr int kFewRows = 0;
+    static constexpr int kFewRows = 0, kFewRowsPacked = 0;
     static constexpr bool kFloatsInRegisters = false;
     static constexpr bool kSumsFours = false;
     typedef float F __attribute__((vector_size(32)));
@@ -138,7 +138,7 @@ struct Avx2Lanes {
     static constexpr int kWidth = 8;
     static constexpr int kRegisters = 16;
     static constexpr int kTileRows = 6;  // 6 x 16 sums, two weights and a broadcast fill sixteen registers
-    static constexpr int kFewRows = 2;
+    static constexpr int kFewRows = 2, kFewRowsPacked = 2;
     static constexpr bool kFloatsInRegisters = true;
     static constexpr bool kSumsFours = false;
     using F = __m256;
@@ -244,7 +244,7 @@ struct Avx512Lanes {
     static constexpr int kWidth = 16;
     static constexpr int kRegisters = 32;
     static constexpr int kTileRows = 6;
-    static constexpr int kFewRows = 2;
+    static constexpr int kFewRows = 2, kFewRowsPacked = 8;
     static constexpr bool kFloatsInRegisters = true;
     static constexpr bool kSumsFours = true;  // products of four codes are added to a lane at once
     using F = __m512;

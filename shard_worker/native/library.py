@@ -5,7 +5,18 @@ interpreter lock.
 """
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,7 +80,12 @@ class StageConfig(Structure):
         ("activation", c_int32),
         ("narrow", c_int32),
         ("int8", c_int32),
+        ("total", c_void_p),
+        ("total_arg", c_void_p),
     ]
+
+
+TOTAL = CFUNCTYPE(None, c_void_p, c_void_p, c_int64)  # of StageConfig
 
 
 class Memory(Structure):
@@ -113,6 +129,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "shoal_stage_run": (None, [c_void_p, POINTER(Step)]),
     "shoal_stage_logits": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
     "shoal_stage_times": (None, [c_void_p, c_void_p]),
+    "shoal_ranks_bytes": (c_int64, [c_int64]),
+    "shoal_ranks_open": (c_void_p, [c_void_p, c_int64, c_int64, c_int64]),
+    "shoal_ranks_destroy": (None, [c_void_p]),
+    "shoal_ranks_abort": (None, [c_void_p]),
+    "shoal_ranks_sum": (c_int, [c_void_p, c_void_p, c_int64]),
+    "shoal_ranks_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "shoal_attention": (
         c_int,
         [
@@ -153,6 +175,12 @@ def native() -> ctypes.CDLL | None:
     except (OSError, AttributeError) as error:
         log.warning("no compiled stage", error=str(error))
         return None
+
+
+def digest() -> str:
+    """Names the library of this process (`build.digest_of`); empty if there is none."""
+    library = native()
+    return "" if library is None else Path(library._name).stem
 
 
 def native_if_built() -> ctypes.CDLL | None:

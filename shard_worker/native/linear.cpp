@@ -73,11 +73,12 @@ void pack(const FormatSizes &sizes, const uint8_t *rows, int64_t row_bytes, shoa
 
 // Kernels divide by rows and may take it that there are panels.
 void run_job(void (*kernel)(const shoal::Job &), const shoal_linear *linear, const float *x, int64_t ldx,
-             int64_t m, float *y, int64_t ldy, const float *bias, int part, int parts, void *scratch) {
+             int64_t m, float *y, int64_t ldy, const float *bias, int part, int parts, void *scratch,
+             const uint32_t *words = nullptr) {
     const auto address = reinterpret_cast<uintptr_t>(scratch);
     auto *start = reinterpret_cast<uint8_t *>(aligned(address));
     const int64_t panels = linear->panels(), first = panels * part / parts, last = panels * (part + 1) / parts;
-    if (m > 0 && first < last) kernel({*linear, x, ldx, m, y, ldy, bias, first, last, start});
+    if (m > 0 && first < last) kernel({*linear, x, ldx, m, y, ldy, bias, first, last, start, words});
 }
 
 }  // namespace
@@ -146,6 +147,16 @@ void shoal_linear_run_bf16(const shoal_linear *linear, const float *x, int64_t l
                            int64_t ldy, const float *bias, int part, int parts, void *scratch) {
     const auto kernel = kernels_in_use()->by_format[linear->format].run_bf16;
     run_job(kernel, linear, x, ldx, m, y, ldy, bias, part, parts, scratch);
+}
+
+int64_t shoal_linear_pair_stride(int64_t inputs) {
+    return shoal::pair_stride(inputs);
+}
+
+void shoal_linear_run_pairs(const shoal_linear *linear, const uint32_t *x, int64_t ldx, int64_t m, float *y,
+                            int64_t ldy, const float *bias, int part, int parts, void *scratch) {
+    const auto kernel = shoal::avx512_kernels()->by_format[linear->format].run_bf16;  // no other set rounds
+    run_job(kernel, linear, nullptr, ldx, m, y, ldy, bias, part, parts, scratch, x);
 }
 
 int shoal_linear_rounds_bf16(const shoal_linear *linear) {

@@ -60,6 +60,15 @@ void shoal_linear_run(const shoal_linear *linear, const float *x, int64_t ldx, i
 void shoal_linear_run_bf16(const shoal_linear *linear, const float *x, int64_t ldx, int64_t m, float *y,
                            int64_t ldy, const float *bias, int part, int parts, void *scratch);
 
+// What such a product takes can be rounded once for all of them: words of two inputs, the earlier one low; rows
+// begin this many words apart.
+int64_t shoal_linear_pair_stride(int64_t inputs);
+
+// y as shoal_linear_run_bf16 gives it, for a matrix that rounded x when it was asked (shoal_linear_rounds_bf16),
+// whatever is in use since. ldx counts words.
+void shoal_linear_run_pairs(const shoal_linear *linear, const uint32_t *x, int64_t ldx, int64_t m, float *y,
+                            int64_t ldy, const float *bias, int part, int parts, void *scratch);
+
 // Whether it does round x, in the instruction set in use.
 int shoal_linear_rounds_bf16(const shoal_linear *linear);
 

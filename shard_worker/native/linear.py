@@ -16,6 +16,8 @@ _SIGNATURES = {
     "shoal_linear_run": (None, _RUN),
     "shoal_linear_run_bf16": (None, _RUN),
     "shoal_linear_run_int8": (None, _RUN),
+    "shoal_linear_run_pairs": (None, _RUN),
+    "shoal_linear_pair_stride": (c_int64, [c_int64]),
     "shoal_linear_rounds_bf16": (c_int, [c_void_p]),
     "shoal_linear_dequantize_row": (None, [c_void_p, c_int64, c_void_p]),
 }
@@ -70,6 +72,19 @@ class PackedMatrix:
         room = self.scratch(len(x)) if scratch is None else scratch
         for part in range(parts):
             self.call(x, y, room, bias=bias, int8=int8, bf16=bf16, part=part, parts=parts)()
+        return y
+
+    def run_pairs(self, x: NDArray[np.uint16], *, bias: F32 | None = None, parts: int = 1) -> F32:
+        """Of bits of bfloat16, [m, inputs], the parts one after the other; only where `rounds_bf16`."""
+        words = np.full((len(x), 2 * self._library.shoal_linear_pair_stride(self.inputs)), 0xFFFF, np.uint16)
+        words[:, : -(-self.inputs // 4) * 4] = 0
+        words[:, : self.inputs] = x
+        y, room = np.empty((len(x), self.outputs), np.float32), self.scratch(len(x))
+        for part in range(parts):
+            self._library.shoal_linear_run_pairs(
+                self.handle, address(words), words.shape[1] // 2, len(x), address(y),
+                self.outputs, address(bias), part, parts, address(room),
+            )  # fmt: skip
         return y
 
     def call(

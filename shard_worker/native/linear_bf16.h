@@ -147,7 +147,7 @@ void sweep_pairs(const Job &job, int64_t row, int64_t rows, const PairRows &x) {
     int64_t panel = job.first;
     for (int64_t groups = (job.last - job.first + kMany - 1) / kMany; groups > 0; --groups) {
         const int64_t count = (job.last - panel + groups - 1) / groups;
-        const int64_t ahead = std::min<int64_t>(kMany, job.last - panel - count);
+        const int64_t ahead = std::min<int64_t>(kMany, job.w.panels() - panel - count);  // of the next share too
         with_rows<kMany>(count, [&](auto panels) {
             multiply_group<kHeight, decltype(panels)::value>(job, row, rows, x, panel,
                                                              job.w.panel(panel + count),
@@ -157,15 +157,19 @@ void sweep_pairs(const Job &job, int64_t row, int64_t rows, const PairRows &x) {
     }
 }
 
-inline void run_bf16(const Job &job) {
-    auto *words = reinterpret_cast<uint32_t *>(job.scratch);
+// Rows [row, row + rows) of x, rounded into `words` unless they are already.
+inline PairRows pair_rows(const Job &job, int64_t row, int64_t rows, uint32_t *words) {
+    if (job.words) return {job.words + row * job.ldx, job.ldx};
     const PairRows x{words, pair_stride(job.w.inputs)};
+    for (int64_t i = 0; i < rows; ++i) round_row(job.x + (row + i) * job.ldx, job.w.inputs, words + i * x.stride);
+    return x;
+}
+
+inline void run_bf16(const Job &job) {
     const int64_t at_once = pair_rows_cached(job.w.inputs);
-    if (job.first == job.last) return;
     for (int64_t row = 0; row < job.m; row += at_once) {
         const int64_t rows = std::min(at_once, job.m - row);
-        for (int64_t i = 0; i < rows; ++i)
-            round_row(job.x + (row + i) * job.ldx, job.w.inputs, words + i * x.stride);
+        const PairRows x = pair_rows(job, row, rows, reinterpret_cast<uint32_t *>(job.scratch));
         const int64_t tiles = (rows + kPairHeightMax - 1) / kPairHeightMax;
         with_rows<kPairHeightMax>((rows + tiles - 1) / tiles, [&](auto height) {
             sweep_pairs<decltype(height)::value>(job, row, rows, x);

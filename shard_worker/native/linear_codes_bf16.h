@@ -237,12 +237,10 @@ void run_codes_bf16(const Job &job) {
     const int64_t stretches = (blocks + kCodeBlocksMax - 1) / kCodeBlocksMax;
     auto *codes = reinterpret_cast<CodeBlock *>(job.scratch);
     auto *words = reinterpret_cast<uint32_t *>(codes + kCodePanels * kCodeBlocksMax);
-    const PairRows x{words, pair_stride(inputs)};
-    if (job.first == job.last) return;
     for (int64_t row = 0; row < job.m; row += at_once) {
         const int64_t rows = std::min(at_once, job.m - row);
-        auto *x_sums = reinterpret_cast<float *>(words + rows * x.stride);
-        for (int64_t i = 0; i < rows; ++i) round_row(job.x + (row + i) * job.ldx, inputs, words + i * x.stride);
+        auto *x_sums = reinterpret_cast<float *>(words + rows * pair_stride(inputs));
+        const PairRows x = pair_rows(job, row, rows, words);
         if constexpr (P::kCentre == 0) sum_blocks(x, rows, blocks, x_sums);
         if (job.m <= kCodeRowsStreamed) return stream_panels_bf16<P>(job, x, x_sums);
         each_panel_group<kCodePanels>(job, [&](int64_t panel, auto panels) {

@@ -1,8 +1,7 @@
 // How a product is cut into register tiles, once for all instruction sets and formats.
 //
-// Few rows: each packed weight is read once, made a float in a register and used for all rows. Many rows: a
-// stretch of a panel is made into floats once, in a buffer that stays in the first-level cache, and the f32
-// tile runs over it for every six rows; sums wait in y between stretches.
+// Few rows: linear_few_rows.h. Many rows: a stretch of a panel is made into floats once, in a buffer that stays in the
+// first-level cache, and the f32 tile runs over it for every six rows; sums wait in y between stretches.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +10,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "linear_few_rows.h"
 #include "linear_int8.h"
-#include "linear_matrix.h"
-#include "linear_tile.h"
 #include "linear_vnni.h"
 #include "panels.h"
 
@@ -23,77 +21,6 @@ constexpr int kTilePanelsMax = 2;
 constexpr int64_t kTileInputsMax = 320;  // 20 KB of floats, beside six rows of x, in 32 KB
 // Of x, which a sweep over all panels rereads: half a second-level cache.
 constexpr int64_t kRowBlockBytes = 256 << 10;
-
-struct Job {
-    const shoal_linear &w;
-    const float *x;
-    int64_t ldx, m;
-    float *y;
-    int64_t ldy;
-    const float *bias;
-    int64_t first, last;  // panels
-    uint8_t *scratch;     // aligned to 64
-};
-
-// Calls multiply(target) for panels [panel, panel + kPanels) and rows [row, row + kRows), through a buffer
-// where y has no room for a whole panel.
-template <int kRows, int kPanels, class Multiply>
-SHOAL_INLINE void into(const Job &job, int64_t row, int64_t panel, bool resume, bool final,
-                       Multiply &&multiply) {
-    constexpr int kWidth = kPanels * kPanel;
-    const int64_t column = panel * kPanel, valid = std::min<int64_t>(kWidth, job.w.outputs - column);
-    float *y = job.y + row * job.ldy + column;
-    const float *bias = final && job.bias ? job.bias + column : nullptr;
-    if (valid == kWidth) return multiply(Target{y, job.ldy, bias, resume});
-    float wide[kRows][kWidth] = {}, wide_bias[kWidth] = {};
-    const size_t bytes = static_cast<size_t>(valid) * sizeof(float);
-    if (resume) {
-        for (int i = 0; i < kRows; ++i) std::memcpy(wide[i], y + i * job.ldy, bytes);
-    }
-    if (bias) std::memcpy(wide_bias, bias, bytes);
-    multiply(Target{wide[0], kWidth, bias ? wide_bias : nullptr, resume});
-    for (int i = 0; i < kRows; ++i) std::memcpy(y + i * job.ldy, wide[i], bytes);
-}
-
-// Calls body(integral_constant<rows>) for rows in [1, kMax].
-template <int kMax, class Body>
-SHOAL_INLINE void with_rows(int64_t rows, Body &&body) {
-    unrolled(
-        [&](auto index) {
-            constexpr int kRows = decltype(index)::value + 1;
-            if (rows == kRows) body(std::integral_constant<int, kRows>{});
-        },
-        std::make_integer_sequence<int, kMax>{});
-}
-
-// Panels at once: enough chains of sums to hide the latency of a multiply-add (4 cycles, two a cycle), few
-// enough to stay in registers.
-template <class V, class P>
-constexpr int panels_at_once(int rows) {
-    constexpr int kHalves = kPanel / V::kWidth;
-    constexpr int kChains = V::kRegisters == 16 && P::kQuantised ? 4 : 8;  // scales fill the other registers
-    constexpr int kMax = 4;                                                // streams from memory
-    const int wanted = (kChains + rows * kHalves - 1) / (rows * kHalves);
-    return std::max(1, std::min({wanted, kMax, V::kRegisters * 3 / 4 / (rows * kHalves)}));
-}
-
-// At most V::kFewRows rows: x is read where it is, and each weight once. Returns the first panel that is
-// left, too few being left for a group.
-template <class V, class P>
-int64_t run_few_rows(const Job &job) {
-    int64_t panel = job.first;
-    with_rows<V::kFewRows>(job.m, [&](auto rows) {
-        constexpr int kRows = decltype(rows)::value, kPanels = panels_at_once<V, P>(kRows);
-        for (; panel + kPanels <= job.last; panel += kPanels) {
-            into<kRows, kPanels>(job, 0, panel, false, true, [&](const Target &to) {
-                const Ahead ahead{job.w.panel(panel) + kBytesAhead, P::kBlockBytes};
-                multiply<V, P, kRows, kPanels>(job.w.panel(panel), job.w.panel_bytes, job.w.inputs,
-                                               StridedRows{job.x, job.ldx}, to, ahead);
-            });
-        }
-    });
-    return panel;
-}
 
 // ---- many rows
 
@@ -266,11 +193,10 @@ void run_many_rows(const Job &job) {
 
 template <class V, class P>
 void run(const Job &job) {
-    Job left = job;
-    if constexpr (V::kFewRows > 0) {
-        if (job.m <= V::kFewRows) left.first = run_few_rows<V, P>(job);
+    if constexpr (few_rows<V, P>() > 0) {
+        if (job.m <= few_rows<V, P>()) return run_few_rows<V, P>(job);
     }
-    if (left.first < left.last) run_many_rows<V, P>(left);
+    run_many_rows<V, P>(job);
 }
 
 // Quantised before the sweep over panels: as bytes they stay in the caches.

@@ -14,6 +14,17 @@ constexpr int64_t PANEL_OUTPUTS = 16;  // linear.h shares out outputs in whole p
 
 using Run = decltype(&shoal_linear_run);  // one of linear.h's, by what activations may be rounded to
 
+// Rows that a product takes: floats, or pairs of bfloat16 (shoal_linear_run_pairs).
+struct Inputs {
+    const float *floats;
+    const uint32_t *pairs;
+    int64_t stride;  // floats or words
+
+    Inputs from(int64_t row) const {
+        return pairs ? Inputs{nullptr, pairs + row * stride, stride} : Inputs{floats + row * stride, nullptr, stride};
+    }
+};
+
 // A share of one of a map's matrices.
 struct Piece {
     const shoal_linear *matrix;
@@ -34,12 +45,16 @@ struct Map {
         : matrices(map.matrices, map.matrices + map.count), bias(map.bias) {
         int64_t at = 0;
         for (const shoal_linear *matrix : matrices) {
-            const int64_t outputs = shoal_linear_outputs(matrix), panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
-            for (int64_t i = 0; i < parts; i++)
-                pieces.push_back({matrix, i, parts, at, panels * i / parts * PANEL_OUTPUTS,
-                                  std::min(outputs, panels * (i + 1) / parts * PANEL_OUTPUTS)});
-            at += outputs;
+            for (int64_t i = 0; i < parts; i++) pieces.push_back(piece(matrix, at, i, parts));
+            at += shoal_linear_outputs(matrix);
         }
+    }
+
+    // Of a matrix whose first output is the map's `at`.
+    static Piece piece(const shoal_linear *matrix, int64_t at, int64_t part, int64_t parts) {
+        const int64_t outputs = shoal_linear_outputs(matrix), panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
+        return {matrix, part, parts, at, panels * part / parts * PANEL_OUTPUTS,
+                std::min(outputs, panels * (part + 1) / parts * PANEL_OUTPUTS)};
     }
 
     // Two matrices whose outputs belong together one by one, as gate and up do.
@@ -54,16 +69,26 @@ struct Map {
         return most;
     }
 
-    void run(const Piece &piece, Run multiply, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy,
-             void *scratch) const {
-        multiply(piece.matrix, x, ldx, rows, y + piece.at, ldy, bias ? bias + piece.at : nullptr, (int)piece.part,
-                 (int)piece.parts, scratch);
+    // Whether products round what they take to bfloat16.
+    bool rounds() const {
+        return std::all_of(matrices.begin(), matrices.end(), [](auto *m) { return shoal_linear_rounds_bf16(m) != 0; });
     }
 
-    void run_all(Run multiply, const float *x, int64_t ldx, int64_t rows, float *y, int64_t ldy, void *scratch) const {
+    void run(const Piece &piece, Run multiply, const Inputs &x, int64_t rows, float *y, int64_t ldy,
+             void *scratch) const {
+        const float *added = bias ? bias + piece.at : nullptr;
+        const int part = (int)piece.part, parts = (int)piece.parts;
+        if (x.pairs)
+            shoal_linear_run_pairs(piece.matrix, x.pairs, x.stride, rows, y + piece.at, ldy, added, part, parts,
+                                   scratch);
+        else
+            multiply(piece.matrix, x.floats, x.stride, rows, y + piece.at, ldy, added, part, parts, scratch);
+    }
+
+    void run_all(Run multiply, const Inputs &x, int64_t rows, float *y, int64_t ldy, void *scratch) const {
         int64_t at = 0;
         for (const shoal_linear *matrix : matrices) {
-            run({matrix, 0, 1, at, 0, 0}, multiply, x, ldx, rows, y, ldy, scratch);
+            run({matrix, 0, 1, at, 0, 0}, multiply, x, rows, y, ldy, scratch);
             at += shoal_linear_outputs(matrix);
         }
     }

@@ -34,7 +34,8 @@ struct OpsOn {
         return x * V::inverse(V::set1(1.0f) + V::exp2(x * V::set1(-1.44269504088896341f)));
     }
 
-    static void rms_norm(const float *x, const float *weight, float eps, int64_t count, float *y) {
+    template <typename T>
+    SHOAL_INLINE void norm(const float *x, const float *weight, float eps, int64_t count, T *y) {
         F squares[4] = {V::set1(0.0f), V::set1(0.0f), V::set1(0.0f), V::set1(0.0f)};
         int64_t i = 0;
         for (; i + 4 * WIDTH <= count; i += 4 * WIDTH)
@@ -53,6 +54,14 @@ struct OpsOn {
         });
     }
 
+    static void rms_norm(const float *x, const float *weight, float eps, int64_t count, float *y) {
+        norm(x, weight, eps, count, y);
+    }
+
+    static void narrow_rms_norm(const float *x, const float *weight, float eps, int64_t count, void *y) {
+        norm(x, weight, eps, count, (bf16 *)y);
+    }
+
     static void add_residual(float *hidden, const float *added, int64_t count, bool narrow) {
         each_vector<V>(count, [&](int64_t i, auto load, auto store) {
             const F x = load(hidden + i) + load(added + i);
@@ -60,26 +69,33 @@ struct OpsOn {
         });
     }
 
-    static void silu_times(float *gate, const float *up, int64_t count) {
+    template <typename T, typename A>
+    SHOAL_INLINE void times(const float *gate, const float *up, int64_t count, T *y, A activation) {
         each_vector<V>(count, [&](int64_t i, auto load, auto store) {
-            store(gate + i, silu(load(gate + i)) * load(up + i));
+            store(y + i, activation(load(gate + i)) * load(up + i));
         });
     }
+
+    SHOAL_INLINE F gelu(F x) {
+        const F root = V::set1(0.7978845608028654f), cubic = V::set1(0.044715f);
+        const F inner = root * V::fma(cubic * x * x, x, x);
+        return V::set1(0.5f) * x * (V::set1(1.0f) + V::tanh(inner));
+    }
+
+    static void silu_times(float *gate, const float *up, int64_t count) { times(gate, up, count, gate, silu); }
+
+    static void gelu_times(float *gate, const float *up, int64_t count) { times(gate, up, count, gate, gelu); }
 
     static void silu_times_rough(float *gate, const float *up, int64_t count) {
-        each_vector<V>(count, [&](int64_t i, auto load, auto store) {
-            store(gate + i, rough_silu(load(gate + i)) * load(up + i));
-        });
+        times(gate, up, count, gate, rough_silu);
     }
 
-    static void gelu_times(float *gate, const float *up, int64_t count) {
-        const F root = V::set1(0.7978845608028654f), cubic = V::set1(0.044715f);
-        const F half = V::set1(0.5f), one = V::set1(1.0f);
-        each_vector<V>(count, [&](int64_t i, auto load, auto store) {
-            const F x = load(gate + i);
-            const F inner = root * V::fma(cubic * x * x, x, x);
-            store(gate + i, half * x * (one + V::tanh(inner)) * load(up + i));
-        });
+    static void narrow_gelu_times(const float *gate, const float *up, int64_t count, void *y) {
+        times(gate, up, count, (bf16 *)y, gelu);
+    }
+
+    static void narrow_silu_times_rough(const float *gate, const float *up, int64_t count, void *y) {
+        times(gate, up, count, (bf16 *)y, rough_silu);
     }
 
     static void rotate(float *head, const float *cosines, const float *sines, int64_t half) {
@@ -129,8 +145,20 @@ struct OpsOn {
         });
     }
 
-    static constexpr Ops ops = {rms_norm, add_residual, silu_times, gelu_times, silu_times_rough, rotate,
-                                scale_row, cap_row,     widen,      narrow,     functions};
+    static constexpr Ops ops = {rms_norm,
+                                add_residual,
+                                silu_times,
+                                gelu_times,
+                                silu_times_rough,
+                                narrow_rms_norm,
+                                narrow_gelu_times,
+                                narrow_silu_times_rough,
+                                rotate,
+                                scale_row,
+                                cap_row,
+                                widen,
+                                narrow,
+                                functions};
 };
 
 }  // namespace

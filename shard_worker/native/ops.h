@@ -18,6 +18,11 @@ struct Ops {
     // silu within 1e-4 of itself, for what is rounded to bfloat16.
     void (*silu_times_rough)(float *gate, const float *up, int64_t count);
 
+    // The same rounded to bfloat16, elsewhere.
+    void (*narrow_rms_norm)(const float *x, const float *weight, float eps, int64_t count, void *y);
+    void (*narrow_gelu_times)(const float *gate, const float *up, int64_t count, void *y);
+    void (*narrow_silu_times_rough)(const float *gate, const float *up, int64_t count, void *y);
+
     // Turns pairs (i, i + half) of a head by the angles whose cosines and sines these are.
     void (*rotate)(float *head, const float *cosines, const float *sines, int64_t half);
 

@@ -52,6 +52,10 @@ typedef struct {
     int32_t activation;
     int32_t narrow;  // KV and what passes between layers and stages are bfloat16, else float32; products may round to it
     int32_t int8;    // products with activations rounded to 8 bits where the weights are integers
+    // Where this is one rank's share of a stage: rows [count][hidden] become the sum over all ranks. NULL: it is whole.
+    // Twice a layer, from the calling thread.
+    void (*total)(void *arg, float *rows, int64_t count);
+    void *total_arg;
 } shoal_stage_config;
 
 typedef struct {
@@ -110,7 +114,8 @@ int shoal_stage_logits(shoal_stage *stage, const int64_t *places, int64_t count,
 void shoal_stage_times(const shoal_stage *stage, int64_t *ns);
 
 // What one layer's attention does in a run, alone: k and v of qkv are written to their slots, then each token attends.
-// qkv [T][heads + 2 kv_heads][head_dim], q and k rotated; out [T][heads][head_dim]. For tests and measurements.
+// qkv [T][heads + 2 kv_heads][head_dim], q and k rotated; out [T][heads][head_dim]. Returns how
+// many units of work it was, or -1: head_dim is no multiple of 8. For tests and measurements.
 int shoal_attention(shoal_pool *pool, const shoal_step *step, void *pages, const shoal_stage_config *config,
                     int64_t block_size, int64_t window, const float *qkv, float *out);
 

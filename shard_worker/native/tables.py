@@ -162,7 +162,7 @@ class NativeTables:
     ) -> None:
         """Raises MemoryError."""
         self.limits = limits
-        self.shapes = SlotShapes(limits.vocab_size, samples)
+        self.shapes = SlotShapes(limits.vocab_size, samples, limits.matcher_of)
         create, destroy, self._apply = _functions(library)
         described = _Limits(
             slots_max=limits.slots_max,

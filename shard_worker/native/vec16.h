@@ -72,6 +72,41 @@ struct Two16 {
         return {choose((lanes >= from) & (lanes < to), x.a, none), choose((b >= from) & (b < to), x.b, none)};
     }
 
+    // The first N lanes of x, zeros in the others; the same to memory.
+    template <int N>
+    SHOAL_INLINE F load_some(const float *p) {
+        float lanes[WIDTH] = {};
+        memcpy(lanes, p, N * sizeof(float));
+        return load(lanes);
+    }
+    template <int N>
+    SHOAL_INLINE void store_some(float *p, F x) {
+        float lanes[WIDTH];
+        store(lanes, x);
+        memcpy(p, lanes, N * sizeof(float));
+    }
+    // Lane r: the largest of x[r], for r below R.
+    template <int R>
+    SHOAL_INLINE F largest_of(const F *x) {
+        float lanes[WIDTH] = {};
+        for (int r = 0; r < R; r++) lanes[r] = max(x[r]);
+        return load(lanes);
+    }
+    // 0 for minus infinity.
+    SHOAL_INLINE F or_zero(F x) {
+        const v8 zero = shoal::set1(0.0f), none = shoal::set1(-INFINITY);
+        return {choose(x.a == none, zero, x.a), choose(x.b == none, zero, x.b)};
+    }
+    // Rounded to bfloat16, in line: x, then y.
+    SHOAL_INLINE F pack(F x, F y) {
+        bf16 both[2 * WIDTH];
+        store(both, x);
+        store(both + WIDTH, y);
+        F packed;
+        memcpy(&packed, both, sizeof packed);
+        return packed;
+    }
+
     template <typename T>
     SHOAL_INLINE F multiply_add(F x, F y, F z) {
         if constexpr (PER_WORD<T> == 1) return fma(x, y, z);
@@ -152,6 +187,36 @@ struct One16 {
         return _mm512_mask_mov_ps(set1(-INFINITY), (__mmask16)lanes, x);
     }
 
+    template <int N>
+    SHOAL_INLINE F load_some(const float *p) { return _mm512_maskz_loadu_ps((1u << N) - 1, p); }
+    template <int N>
+    SHOAL_INLINE void store_some(float *p, F x) { _mm512_mask_storeu_ps(p, (1u << N) - 1, x); }
+    template <int R>
+    SHOAL_INLINE F largest_of(const F *x) {
+        static_assert(R <= 8);
+        auto at = [&](int r) { return x[r < R ? r : 0]; };
+        const F low = largest_of_four(at(0), at(1), at(2), at(3));
+        if constexpr (R <= 4) {
+            const F halves = max(low, _mm512_shuffle_f32x4(low, low, _MM_SHUFFLE(2, 3, 0, 1)));
+            return max(halves, _mm512_shuffle_f32x4(halves, halves, _MM_SHUFFLE(1, 0, 3, 2)));
+        }
+        const F high = largest_of_four(at(4), at(5), at(6), at(7));
+        const F halves = max(_mm512_shuffle_f32x4(low, high, _MM_SHUFFLE(2, 0, 2, 0)),
+                             _mm512_shuffle_f32x4(low, high, _MM_SHUFFLE(3, 1, 3, 1)));
+        const F whole = max(halves, _mm512_shuffle_f32x4(halves, halves, _MM_SHUFFLE(2, 3, 0, 1)));
+        return _mm512_shuffle_f32x4(whole, whole, _MM_SHUFFLE(0, 0, 2, 0));
+    }
+    SHOAL_INLINE F or_zero(F x) {
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set1(-INFINITY), _CMP_NEQ_UQ), x);
+    }
+    SHOAL_INLINE F pack(F x, F y) {
+#ifdef __AVX512BF16__
+        return (F)_mm512_cvtne2ps_pbh(y, x);
+#else
+        return (F)_mm512_inserti64x4(_mm512_castsi256_si512(narrow(x)), narrow(y), 1);
+#endif
+    }
+
     template <typename T>
     SHOAL_INLINE F multiply_add(F x, F y, F z) {
         if constexpr (PER_WORD<T> == 1) return fma(x, y, z);
@@ -167,6 +232,12 @@ struct One16 {
     }
 
 private:
+    // In each quarter: the largest of a quarter of a, of b, of c, of d.
+    SHOAL_INLINE F largest_of_four(F a, F b, F c, F d) {
+        const F ab = max(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        const F cd = max(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        return max((F)_mm512_unpacklo_pd((__m512d)ab, (__m512d)cd), (F)_mm512_unpackhi_pd((__m512d)ab, (__m512d)cd));
+    }
     // Over [0, 1), with 1 at 0.
     static constexpr float EXP2_1 = 0.69304484f, EXP2_2 = 0.24128021f, EXP2_3 = 0.05224247f, EXP2_4 = 0.01342669f;
 

@@ -68,7 +68,7 @@ class Rig:
         self.core.check()
         self.seen += self.out
         for effect in self.out:
-            if isinstance(effect, e.Append | e.ReadLast | e.AskOwner):
+            if isinstance(effect, e.Append | e.WriteReceipt | e.ReadLast | e.AskOwner):
                 self.calls[type(effect)] = effect.call
             if isinstance(effect, e.ReadLast):
                 self.read_at = self.now
@@ -94,6 +94,9 @@ class Rig:
     def stored(self) -> None:
         self.seq += 1
         self.do(e.WriteDone(self.now, R, self.calls[e.Append], e.Write.STORED, self.seq))
+
+    def receipt(self, outcome: e.Write = e.Write.STORED) -> None:
+        self.do(e.WriteDone(self.now, R, self.calls[e.WriteReceipt], outcome, 0))
 
     def refused(self, outcome: e.Write = e.Write.REFUSED) -> None:
         self.do(e.WriteDone(self.now, R, self.calls[e.Append], outcome, 0))
@@ -174,6 +177,10 @@ class Rig:
 
     def writing(self, *ids: int) -> "Rig":
         self.running(*ids).end(*ids)
+        return self
+
+    def finishing(self, *ids: int) -> "Rig":
+        self.writing(*ids).stored()
         return self
 
     def writing_unclaimed(self) -> "Rig":

@@ -1,6 +1,8 @@
 """Spans of requests: what hangs below whom, also when the owner before died."""
 
-from batcher.account import Account, span_id_of
+from dataclasses import replace
+
+from batcher.account import OPEN_MAX, Account, span_id_of
 from batcher.events import Row, StepPlan
 from chassis.ids import Attempt, BootId, Epoch, GatewayId, RequestId
 from chassis.messages.request import Limits, Reason, Request, Sampling, Terminal, Usage
@@ -84,3 +86,13 @@ def test_a_step_that_comes_back_behind_the_end_is_none_of_the_request() -> None:
     (segment,) = [s for s in spans if s.name in ("batcher.prefill", "batcher.decode")]
     assert (segment.end_ns, segment.attributes["shoal.tokens"]) == (40, 1)
     assert [s.key for s in spans if s.name == "batcher.step"] == ["step:1:1"], "kept are the steps it had"
+
+
+def test_what_was_turned_away_is_forgotten_in_the_end() -> None:
+    ring = SpanRing()
+    account = Account(BootId("b"), ring)
+    for number in range(OPEN_MAX + 2):
+        account.delivered(replace(REQUEST, id=RequestId(f"r{number}")), 10, 20, 1)
+    assert len(account._open) == OPEN_MAX
+    account.closed(RequestId("r0"), "ended", 90)
+    assert not summaries(ring)

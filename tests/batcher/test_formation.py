@@ -19,6 +19,7 @@ from batcher.formation import (
     pool_generation,
     split_layers,
 )
+from batcher.rebalance import EVERY_S, SETTLE_S
 from chassis.ids import BootId, Epoch
 from chassis.messages.registry import WorkerEntry
 
@@ -303,3 +304,98 @@ def test_who_is_apart_is_remembered_within_bounds() -> None:
     for k in range(12):
         choice(f, 10.0 * k, entries)
         assert len(f._apart) <= 8
+
+
+def chosen(made: Formation, *workers: WorkerEntry) -> list[tuple[str, int, int]]:
+    """Boots with their layers, in order."""
+    made.handle(WorkersSeen(0.0, tuple((w, 1) for w in workers)))
+    return [(s.worker.boot, s.first_layer, s.end_layer) for s in made._stages]
+
+
+def test_layers_that_workers_wish_for_are_theirs() -> None:
+    wishing = worker("b", wish=range(20), preferred_stage=1)
+    assert chosen(formation(), worker("a"), wishing) == [("b", 0, 20), ("a", 20, 30)]
+    both = worker("a", wish=range(20, 30)), worker("b", wish=range(20)), worker("c", loaded=range(20))
+    assert chosen(formation(), *both) == [("b", 0, 20), ("a", 20, 30)]
+
+
+def test_wishes_that_do_not_fit_together_are_not_followed() -> None:
+    usual = [stage[1:] for stage in chosen(formation(), worker("a"), worker("b"))]
+    odd = worker("a", wish=range(5, 10)), worker("b", wish=range(12, 40))
+    assert [stage[1:] for stage in chosen(formation(), *odd)] == usual
+    assert (
+        chosen(formation(), *odd, worker("c"), worker("d"))[0][0] in "cd"
+    )  # who wishes for others is the last choice
+
+
+def seen(now: float, *entries: WorkerEntry) -> WorkersSeen:
+    return WorkersSeen(now, tuple((w, 1) for w in entries))
+
+
+def test_a_much_quicker_worker_is_worth_a_new_pipeline_once_it_lasts() -> None:
+    f = formation()
+    a, b = worker("a", layer_us=100.0), worker("b", layer_us=100.0)
+    form(f, 0.0, [a, b])
+    a, b = (dataclasses.replace(w, free=False, loaded=r) for w, r in ((a, range(17)), (b, range(17, 30))))
+    quick = worker("q", layer_us=30.0)
+    f.handle(seen(10.0, a, b, quick))
+    due_at = f.next_timer()
+    assert due_at is not None and 10.0 + SETTLE_S <= due_at <= 10.0 + SETTLE_S + 1.0
+    assert not f.quicker(due_at - 0.1) and f.quicker(due_at)
+    assert f.handle(PipelineLost(due_at, Epoch(7), None, "others are quicker")) == [CloseLinks(Epoch(7))]
+    [write] = f.tick(f.next_timer() or 0)
+    assert isinstance(write, WriteEpoch)
+    [first] = f.handle(EpochWritten(due_at, write.call, Epoch(9)))
+    assert isinstance(first, FormStage)
+    layers = {s.worker.boot: s.end_layer - s.first_layer for s in first.stages}
+    assert layers[BootId("q")] > 20 and len(layers) == 2
+
+
+def test_one_that_goes_again_or_gains_little_changes_nothing() -> None:
+    f = formation()
+    a, b = worker("a", layer_us=100.0), worker("b", layer_us=100.0)
+    form(f, 0.0, [a, b])
+    f.handle(seen(10.0, a, b, worker("q", layer_us=30.0)))
+    f.handle(seen(11.0, a, b))
+    assert f.next_timer() is None
+    f.handle(seen(12.0, a, b, worker("q", layer_us=90.0)))
+    assert f.next_timer() is None
+    f.handle(seen(13.0, a, b, worker("q", layer_us=30.0, free=False)))
+    assert f.next_timer() is None, "another's"
+
+
+def test_a_pipeline_that_stays_is_left_alone_for_a_while() -> None:
+    f = formation()
+    a, b, quick = (worker(boot, layer_us=us) for boot, us in (("a", 100.0), ("b", 100.0), ("q", 30.0)))
+    form(f, 0.0, [a, b])
+    f.handle(seen(10.0, a, b, quick))
+    due_at = f.next_timer()
+    assert due_at is not None
+    f.stay(due_at)
+    assert not f.quicker(due_at) and f.next_timer() is None
+    f.handle(seen(due_at + 5, a, b, quick))
+    assert f.next_timer() == due_at + EVERY_S
+
+
+def test_a_worker_gets_no_more_layers_than_it_has_memory_for() -> None:
+    f = formation()
+    stood = form(f, 0.0, [worker("a", layers_max=9), worker("b")])
+    assert [s.end_layer - s.first_layer for s in stood.stages if s.worker.boot == "a"] == [9]
+    assert formation().handle(seen(0.0, worker("a", layers_max=9), worker("b", layers_max=9))) == []
+
+
+def test_one_that_leaves_is_replaced_at_once_if_another_is_there() -> None:
+    f = formation()
+    a, b = worker("a", loaded=range(17)), worker("b", loaded=range(17, 30))
+    form(f, 0.0, [a, b])
+    f.handle(WorkersSeen(5.0, ((b, 1),), withdrawn=("a",)))
+    assert f.next_timer() is None, "nobody to take its place: it serves as long as it can"
+    f.handle(WorkersSeen(6.0, ((b, 1), (worker("s"), 1)), withdrawn=("a",)))
+    assert f.quicker(6.0) and f.next_timer() == 6.0
+
+
+def test_one_that_the_registry_lost_is_judged_by_its_link_alone() -> None:
+    f = formation()
+    form(f, 0.0, [worker("a"), worker("b")])
+    f.handle(seen(5.0, worker("b"), worker("s")))
+    assert f.next_timer() is None

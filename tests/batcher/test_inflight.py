@@ -14,7 +14,7 @@ def make(steps_max: int = 2) -> InFlight[str]:
 
 def send(flights: InFlight[str], now: float, *rows: str, predicted_s: float = 0.0) -> int:
     number = flights.send(rows, len(rows), len(rows), now, predicted_s, decodes=bool(rows))
-    flights.check()
+    flights.check(512)
     return number
 
 
@@ -43,7 +43,7 @@ def test_what_is_not_due_is_refused(number: int, num_tokens: int) -> None:
     send(flights, 0.0, "b")
     assert flights.returned(number, num_tokens, 0.1) is None
     assert flights.stats.wrong == 1 and len(flights) == 2
-    flights.check()
+    flights.check(512)
 
 
 def test_nothing_is_due_when_nothing_is_in_flight() -> None:
@@ -80,4 +80,4 @@ def test_void_names_all_in_order() -> None:
     send(flights, 0.0, "b")
     assert [flight.rows for flight in flights.void()] == [("a",), ("b",)]
     assert len(flights) == 0 and flights.num_decoding == 0 and flights.stats.voided == 2
-    flights.check()
+    flights.check(512)

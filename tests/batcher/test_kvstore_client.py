@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from batcher.events import (
     AttachPool,
@@ -13,14 +13,16 @@ from batcher.events import (
     ExchangeBlocks,
     MatchBlocks,
     PoolAttached,
+    PoolMoves,
 )
 from batcher.kvstore_client import KvstoreClient, Pool
+from batcher.rendezvous import ranked
 from chassis import log, subjects
 from chassis.ids import BlockHash, BlockId, Epoch, RequestId
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_bus import MemoryBus
 from chassis.memory_rpc import MemoryRpcNetwork, RpcHabits
-from chassis.messages.kvstore import TraceRef
+from chassis.messages.kvstore import TraceRef, keep_of_priority
 from chassis.ports import Ports
 from chassis.trace import TraceContext
 from kvstore.config import Config
@@ -30,6 +32,7 @@ from tests.sim.tracer import SimTracer
 
 ZEROS, A = BlockHash(bytes(32)), BlockHash(b"a" * 32)
 POOL = Pool("g", Epoch(5), ("w.1",), 8, 16, "n")
+OWNER, NEXT = ranked(POOL.generation, ("one", "two"))
 E = TypeVar("E", BlocksExchanged, BlocksMatched, PoolAttached)
 
 
@@ -43,6 +46,7 @@ class World:
     stores: dict[str, KvStore] = field(default_factory=dict)
     running: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
     buses: dict[str, MemoryBus] = field(default_factory=dict)
+    moves: list[PoolMoves] = field(default_factory=list)
 
     def ports(self, name: str) -> Ports:
         bus = self.buses[name] = MemoryBus(self.broker, name)
@@ -56,8 +60,9 @@ class World:
             wall_ns=lambda: 0,
         )
 
-    async def start(self, name: str) -> KvStore:
-        store = self.stores[name] = KvStore(Config(check_every_calls=1), self.ports(name))
+    async def start(self, name: str, **settings: Any) -> KvStore:
+        config = Config(check_every_calls=1, name=name, **settings)
+        store = self.stores[name] = KvStore(config, self.ports(name))
         self.running[name] = self.group.create_task(store.run())
         registered = asyncio.Event()
         await self.buses[name].watch(subjects.kvstore_key(store.boot), lambda _: registered.set())
@@ -72,7 +77,7 @@ class World:
         await asyncio.sleep(0)
 
     async def client(self, name: str = "batcher") -> KvstoreClient:
-        client = KvstoreClient(self.ports(name))
+        client = KvstoreClient(self.ports(name), self.moves.append)
         await client.start(self.group)
         return client
 
@@ -98,6 +103,7 @@ class World:
         commits: tuple[tuple[int, BlockHash], ...] = (),
         releases: tuple[int, ...] = (),
         lease: int = 0,
+        keeps: tuple[int, ...] = (),
     ) -> BlocksExchanged:
         self.calls += 1
         effect = ExchangeBlocks(
@@ -105,6 +111,7 @@ class World:
             tuple((BlockId(b), h, ZEROS) for b, h in commits),
             tuple(BlockId(b) for b in releases),
             lease,
+            keeps,
         )
         return self.of(BlocksExchanged, await client.call(effect))
 
@@ -157,6 +164,19 @@ def test_effects_come_back_as_their_events() -> None:
         assert (await world.match(client, (A, ZEROS), ())).blocks == ((3,), ())
         done = await world.exchange(client, releases=(3, 3, 3, 4), lease=2)
         assert (done.failed, len(done.leased), done.free, done.cached) == (False, 2, 5, 1)
+
+    on_world(case)
+
+
+def test_a_release_brings_along_how_long_its_content_is_to_stay() -> None:
+    async def case(world: World) -> None:
+        store = await world.start("k")
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client, (3, 4), ((3, A),))
+        await world.exchange(client, releases=(3,), keeps=(keep_of_priority(0),))
+        (held,) = store.ledger.holdings("g", 0, 0.0)[1]
+        assert (held.content, held.keep) == (A, 1)
 
     on_world(case)
 
@@ -273,17 +293,17 @@ def test_a_cache_is_not_trusted_after_another_kvstore_had_the_pool() -> None:
     """The second kvstore gave the block to others meanwhile: what the first remembers would be a lie."""
 
     async def case(world: World) -> None:
-        one = await world.start("one")
+        one = await world.start(OWNER)
         client = await world.client()
         client.open(POOL)
         await world.attach(client)
         await world.cache_a(client)
-        await world.start("two")
-        world.network.partition("batcher", "one")
+        await world.start(NEXT)
+        world.network.partition("batcher", OWNER)
         assert (await world.match(client, (A,))).failed
         assert (await world.attach(client)).free == 8  # at the second
         world.network.heal()
-        world.network.partition("batcher", "two")
+        world.network.partition("batcher", NEXT)
         assert (await world.match(client, (A,))).failed
         again = await world.attach(client)
         assert not again.failed and again.cached == 0
@@ -297,17 +317,18 @@ def test_a_cache_is_not_trusted_after_another_batcher_was_elsewhere() -> None:
     """Its kvstore is gone with what it knew; the one that is left had the pool two epochs ago."""
 
     async def case(world: World) -> None:
-        await world.start("one")
+        await world.start(OWNER)
         first, second = await world.client(), await world.client("second")
         first.open(POOL)
         await world.attach(first)
         await world.cache_a(first)
-        await world.start("two")
+        await world.start(NEXT)
         second.open(replace(POOL, epoch=Epoch(6), prior_epoch=POOL.epoch))
-        world.network.partition("second", "one")
+        world.network.partition("second", OWNER)
+        assert (await world.attach(second)).failed
         assert (await world.attach(second)).free == 8
         await world.cache_a(second)
-        await world.kill("two")
+        await world.kill(NEXT)
         await asyncio.sleep(subjects.REGISTRY_TTL_S + 1)
         first.open(replace(POOL, epoch=Epoch(7), prior_epoch=Epoch(6)))
         again = await world.attach(first)
@@ -334,21 +355,178 @@ def test_a_cache_is_kept_over_epochs_of_ones_own_and_lost_answers() -> None:
     on_world(case)
 
 
-def test_it_stays_with_its_kvstore_and_leaves_one_that_does_not_answer() -> None:
+def test_a_pool_lies_at_its_owner_and_leaves_one_that_does_not_answer() -> None:
     async def case(world: World) -> None:
-        one, two = await world.start("one"), await world.start("two")
+        owner, other = await world.start(OWNER), await world.start(NEXT)
+        client = await world.client()
+        client.open(POOL)
+        for _ in range(3):
+            await world.attach(client)
+            assert (owner.ledger.stats().total, other.ledger.stats().total) == (8, 0)
+            await asyncio.sleep(4.0)
+        await world.kill(OWNER)
+        assert (await world.attach(client)).failed
+        assert not (await world.attach(client)).failed
+        assert other.ledger.stats().total == 8 and not world.moves
+
+    on_world(case)
+
+
+def test_a_pool_moves_to_a_better_one_that_joins_and_back_when_that_leaves() -> None:
+    """With all that is held; where it was it is forgotten."""
+
+    async def case(world: World) -> None:
+        other = await world.start(NEXT)
         client = await world.client()
         client.open(POOL)
         await world.attach(client)
-        assert (one.ledger.stats().total, two.ledger.stats().total) == (0, 8)  # the last to write
-        for _ in range(3):
-            await asyncio.sleep(4.0)
-            await world.attach(client)
-        assert one.ledger.stats().total == 0
-        await world.kill("two")
+        (block,) = (await world.exchange(client, lease=1)).leased
+        await world.exchange(client, ((block, A),))
+        owner = await world.start(OWNER)
+        await asyncio.sleep(1.0)
+        assert len(world.moves) == 1
+        assert not (await world.attach(client, (block,), ((block, A),))).failed
+        await asyncio.sleep(1.0)
+        assert (owner.ledger.stats().total, other.ledger.stats().total) == (8, 0)
+        assert (await world.match(client, (A,))).blocks == ((block,),)
+        assert len(world.moves) == 1
+
+        began = asyncio.get_running_loop().time()
+        leaving = asyncio.create_task(owner.drain())
+        await asyncio.sleep(0.1)
+        assert len(world.moves) == 2 and not leaving.done()
+        attached = await world.attach(client, (block, block), ((block, A),))
+        assert not attached.failed and other.ledger.stats().leased == 1
+        await leaving
+        assert asyncio.get_running_loop().time() - began < 0.5, "its pools have left: nothing to wait for"
+        await world.running.pop(OWNER)
+
+    on_world(case)
+
+
+def test_nothing_moves_to_who_cannot_be_reached_or_does_not_take_it() -> None:
+    async def case(world: World) -> None:
+        other = await world.start(NEXT)
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        await world.cache_a(client)
+        world.network.partition("batcher", OWNER)
+        await world.start(OWNER)
+        await asyncio.sleep(20.0)  # it writes anew again and again
+        assert not world.moves
+        assert len((await world.match(client, (A,))).blocks[0]) == 1
+        await world.kill(OWNER)
+        world.network.heal()
+        small = await world.start(OWNER, blocks_max=4)
+        await asyncio.sleep(1.0)
+        assert len(world.moves) == 1
+        assert (await world.attach(client)).failed
+        again = await world.attach(client)
+        assert (again.failed, again.cached) == (False, 1)
+        await asyncio.sleep(20.0)
+        assert (len(world.moves), small.ledger.stats().total, other.ledger.stats().total) == (1, 0, 8)
+
+    on_world(case)
+
+
+def test_silence_of_the_registry_moves_nothing() -> None:
+    async def case(world: World) -> None:
+        owner, other = await world.start(OWNER), await world.start(NEXT)
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        await world.cache_a(client)
+        world.buses[OWNER].kill()
+        await asyncio.sleep(subjects.REGISTRY_TTL_S + 10)
+        assert not world.moves
+        assert (await world.attach(client)).cached == 1
+        assert (owner.ledger.stats().total, other.ledger.stats().total) == (8, 0)
+
+    on_world(case)
+
+
+def test_one_that_comes_again_under_its_name_gets_its_pools_again() -> None:
+    async def case(world: World) -> None:
+        await world.start(OWNER)
+        other = await world.start(NEXT)
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        await world.kill(OWNER)
         assert (await world.attach(client)).failed
         assert not (await world.attach(client)).failed
-        assert one.ledger.stats().total == 8
+        assert other.ledger.stats().total == 8
+        again = await world.start(OWNER)
+        await asyncio.sleep(1.0)
+        assert len(world.moves) == 1
+        assert not (await world.attach(client)).failed
+        assert again.ledger.stats().total == 8
+
+    on_world(case)
+
+
+def test_prompts_are_looked_for_where_the_pools_lie() -> None:
+    async def case(world: World) -> None:
+        stores = {name: await world.start(name) for name in ("one", "two", "three", "four")}
+        first, second = await world.client(), await world.client("second")
+        first.open(POOL)
+        await world.attach(first)
+        await world.cache_a(first)
+        second.open(replace(POOL, generation="h", worker_stamps=("w.2",)))
+        world.calls = 0
+        await world.attach(second)
+        await world.cache_a(second)
+        assert sorted(await first.locate([(A,)], ("h",))) == [("g", (1,)), ("h", (1,))]
+        assert ("g", (1,)) in await first.locate([(A,)])
+        keepers = {ranked(g, stores)[0] for g in ("g", "h")}
+        assert {name for name, store in stores.items() if store.ledger.pools} == keepers
+
+    on_world(case)
+
+
+def test_a_pool_that_two_tell_of_is_as_its_owner_says() -> None:
+    """One of them did not hear that it left."""
+
+    async def case(world: World) -> None:
+        await world.start(NEXT)
+        client = await world.client()
+        client.open(POOL)
+        await world.attach(client)
+        await world.cache_a(client)
+        await world.start(OWNER)
+        await asyncio.sleep(1.0)
+        world.network.partition("batcher", NEXT)
+        await world.attach(client)
+        await asyncio.sleep(2.0)
+        world.network.heal()
+        second = await world.client("second")
+        second.open(replace(POOL, generation="h", worker_stamps=("w.2",)))
+        assert {name for name, store in world.stores.items() if store.ledger.pools} == {OWNER, NEXT}
+        assert await second.locate([(A,)], ("g",)) in ((), (("g", (0,)),))
+
+    on_world(case)
+
+
+def test_steps_are_told_the_newest_attach_that_stood_in_their_epoch() -> None:
+    async def case(world: World) -> None:
+        await world.start("k")
+        client = await world.client()
+        assert client.attachment == 0
+        client.open(POOL)
+        assert client.attachment == 0
+        await world.attach(client)
+        first = world.calls
+        assert client.attachment == first
+        await world.kill("k")
+        assert (await world.exchange(client, lease=1)).failed
+        assert (await world.attach(client)).failed
+        assert client.attachment == first, "what it had before is all that was leased"
+        await world.start("other")
+        await world.attach(client)
+        assert client.attachment == world.calls > first
+        client.open(replace(POOL, epoch=Epoch(6)))
+        assert client.attachment == 0, "numbers begin anew"
 
     on_world(case)
 

@@ -3,6 +3,7 @@
 import hashlib
 
 from batcher.block_hash import NO_PARENT
+from batcher.dryness import ASK_AGAIN_S
 from batcher.events import (
     AttachPool,
     BlocksExchanged,
@@ -13,6 +14,7 @@ from batcher.events import (
 )
 from batcher.lease import ATTACH_RETRY_S, FLUSH_LEN, FLUSH_S, Lease
 from chassis.ids import BlockHash, BlockId, RequestId
+from chassis.messages.kvstore import keep_of_priority
 
 R = (RequestId("r"),)
 
@@ -103,6 +105,17 @@ def test_commits_and_releases_ride_in_one_exchange() -> None:
     lease.check([])
 
 
+def test_a_release_says_how_long_its_content_is_to_stay() -> None:
+    lease = stocked(*range(8))
+    urgent, batch = lease.take(2), lease.take(1)
+    for block, parent in zip((*urgent, *batch), (NO_PARENT, name("0"), NO_PARENT), strict=True):
+        lease.commit(block, name(str(block)), parent, 1.0)
+    lease.release(batch, 1.0, keep_of_priority(9))
+    lease.release(urgent, 1.0, keep_of_priority(0))
+    call = exchange_call(lease, 2.0)
+    assert (call.releases, call.keeps) == (blocks(2, 0, 1), (10, 1, 1))
+
+
 def test_many_pending_do_not_wait() -> None:
     lease = Lease(0, 800)
     lease.reset(8000, True, 0.0)
@@ -125,7 +138,7 @@ def test_a_matched_block_is_held_once_more() -> None:
     answer = lease.matched(BlocksMatched(0.0, call.call, (blocks(0, 40),)))
     assert answer is not None and answer[1] == ((0, 40),)
     lease.check([table, [*answer[1][0]]])
-    assert lease.inventory()[BlockId(0)] == 2
+    assert lease.refs[BlockId(0)] == 2
     lease.release(table, 0.0)
     lease.release(answer[1][0], 0.0)
     assert exchange_call(lease, 1.0).releases == blocks(0, 0, 40)
@@ -147,7 +160,7 @@ def test_a_block_leased_twice_is_a_failure() -> None:
     lease.take(2)
     call = exchange_call(lease)
     lease.exchanged(BlocksExchanged(0.0, call.call, blocks(5, 1), 9, 9))
-    assert not lease.attached and BlockId(5) not in lease.inventory()
+    assert not lease.attached and BlockId(5) not in lease.refs
 
 
 def test_after_a_failure_nothing_is_called_before_the_whole_inventory_is_told() -> None:
@@ -161,7 +174,7 @@ def test_after_a_failure_nothing_is_called_before_the_whole_inventory_is_told() 
     assert not lease.can_match
     assert lease.calls(0.0) == []  # the match may still happen
     lease.matched(BlocksMatched(0.0, match.call, (blocks(50),)))
-    assert BlockId(50) not in lease.inventory()  # the attach takes it back
+    assert BlockId(50) not in lease.refs  # the attach takes it back
     lease.release(table[:1], 0.0)
     attach = attach_call(lease)
     assert attach.held == blocks(*range(8))  # the release has not been told
@@ -191,6 +204,26 @@ def test_without_kvstore_releases_are_taken_back() -> None:
     assert sorted(block for block, _ in attach.committed) == [0, 1, 2, 3, 6, 7]
     assert lease.take(1) == []  # the attach on its way says that it is known
     lease.check([other, [BlockId(5), BlockId(4)]])
+
+
+def test_what_is_taken_back_is_fenced_off_from_who_still_believes_to_know_it() -> None:
+    lease = stocked(*range(8))
+    table = lease.take(8)
+    call = exchange_call(lease)
+    lease.exchanged(BlocksExchanged(0.0, call.call, (), 0, 0, failed=True))
+    for block in table:
+        lease.commit(block, name(str(block)), NO_PARENT, 0.0)
+    lease.release(table, 0.0)
+    assert lease.fence <= 1, "nothing is written anew"
+    lease.take(1)
+    fence = lease.fence
+    assert fence > call.call
+    attach = attach_call(lease)
+    assert attach.call >= fence, "who attaches next knows"
+    lease.attached_anew(PoolAttached(0.0, attach.call, 0, 0, failed=True))
+    lease.take(1)
+    assert lease.fence > attach.call, "it may have been done for all that"
+    assert attach_call(lease, 1.0).call >= lease.fence
 
 
 def test_a_block_that_another_table_still_names_is_not_taken_back() -> None:
@@ -244,6 +277,22 @@ def test_a_dry_pool_is_not_asked_again_until_something_was_released() -> None:
     assert (call.releases, call.lease) == (blocks(0), 4 + 4)
 
 
+def test_a_dry_pool_with_tiers_is_asked_again_after_a_while() -> None:
+    """Its kvstore held blocks that were being saved: that they can be had again, nobody is told."""
+    lease = Lease(2, 4)
+    lease.reset(100, pool_changed=True, now=0.0)
+    lease.attached_anew(PoolAttached(0.0, attach_call(lease).call, 0, 0, tiers=True))
+    lease.lack(1)
+    assert lease.exchanged(BlocksExchanged(0.0, exchange_call(lease).call, (), 0, 0))
+    lease.lack(1)
+    assert lease.dry and lease.calls(0.0) == [] and lease.wake_at() == ASK_AGAIN_S
+    call = exchange_call(lease, ASK_AGAIN_S)
+    assert call.lease > 0 and lease.wake_at() is None
+    assert lease.exchanged(BlocksExchanged(1.0, call.call, blocks(*range(call.lease)), 9, 0))
+    assert not lease.dry and lease.wake_at() is None
+    lease.check([])
+
+
 def test_doubt_leads_to_a_new_attach() -> None:
     lease = stocked(0, 1)
     table = lease.take(2)
@@ -294,6 +343,17 @@ def test_content_from_before_may_begin_with_anything() -> None:
     assert lease.may_hold(name("root"))
 
 
+def test_a_kvstore_with_tiers_may_find_anything() -> None:
+    """Contents that another pipeline left behind: an empty pool says nothing of them."""
+    lease = Lease(2, 8)
+    lease.reset(100, pool_changed=True, now=0.0)
+    assert lease.attached_anew(PoolAttached(0.0, attach_call(lease).call, 100, 0, tiers=True))
+    assert lease.may_hold(name("root"))
+    lease.reset(100, pool_changed=False, now=1.0)
+    assert lease.attached_anew(PoolAttached(1.0, attach_call(lease, 1.0).call, 100, 0))
+    assert not lease.may_hold(name("root")), "another kvstore, without them"
+
+
 def test_beginnings_outlive_a_failure_but_not_the_pool() -> None:
     lease = stocked(1, 2)
     lease.take(1)
@@ -326,3 +386,53 @@ def test_remembered_beginnings_are_bounded_by_the_pool() -> None:
         sent = exchange_call(lease, index + 0.5)
         lease.exchanged(BlocksExchanged(index + 0.5, sent.call, (), 2, 0))
     assert [lease.may_hold(name(f"root {index}")) for index in range(3)] == [False, True, True]
+
+
+def test_what_is_distrusted_is_told_and_claimed_no_more() -> None:
+    lease = stocked(*range(8))
+    table = lease.take(3)
+    for block, parent in zip(table, (NO_PARENT, name("0"), name("1")), strict=True):
+        lease.commit(block, name(str(block)), parent, 1.0)
+    first = exchange_call(lease, 2.0)
+    lease.distrust(table[:2], 2.0)
+    lease.release(table, 2.0)
+    assert lease.unsettled and lease.calls(2.0) == []  # one at a time
+    assert lease.exchanged(BlocksExchanged(2.0, first.call, (), 92, 0))
+    call = exchange_call(lease, 2.0)
+    assert (call.bad, call.releases) == (blocks(0, 1), blocks(0, 1, 2))
+    lease.check([])
+    assert lease.exchanged(BlocksExchanged(2.0, call.call, (), 94, 1))
+    assert not lease.unsettled
+
+
+def test_a_commit_of_what_is_distrusted_is_not_sent() -> None:
+    lease = stocked(*range(8))
+    table = lease.take(2)
+    lease.commit(table[0], name("a"), NO_PARENT, 1.0)
+    lease.commit(table[1], name("b"), name("a"), 1.0)
+    lease.distrust(table[:1], 1.0)
+    call = exchange_call(lease, 1.0)
+    assert [commit[0] for commit in call.commits] == [table[1]] and call.bad == (table[0],)
+    lease.check([table])
+
+
+def test_an_attach_claims_nothing_of_what_is_distrusted() -> None:
+    """Others hold it on, and let go of it as of any other."""
+    lease = stocked(*range(8))
+    match = lease.match(R, [(name("x"),)])
+    lease.matched(BlocksMatched(1.0, match.call, (blocks(50),)))
+    match = lease.match(R, [(name("x"),)])
+    lease.matched(BlocksMatched(1.0, match.call, (blocks(50),)))
+    lease.distrust(blocks(50), 1.0)
+    lease.release(blocks(50), 1.0)
+    lease.close()
+    lease.reset(100, False, 2.0)
+    call = attach_call(lease, 2.0)
+    assert call.committed == () and call.held.count(BlockId(50)) == 2
+    assert lease.attached_anew(PoolAttached(2.0, call.call, 90, 0))
+    first = exchange_call(lease, 2.0)
+    assert first.releases == blocks(50)
+    assert lease.exchanged(BlocksExchanged(2.0, first.call, (), 90, 0))
+    lease.release(blocks(50), 3.0)
+    assert exchange_call(lease, 4.0).releases == blocks(50)
+    lease.check([])

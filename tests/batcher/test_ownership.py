@@ -64,6 +64,61 @@ def test_what_is_not_held_is_answered_or_dropped() -> None:
     assert rig.dropped()
 
 
+# ---- given and taken -------------------------------------------------------------------------------
+
+
+def test_what_waits_is_given_away_and_forgotten_when_it_is_taken() -> None:
+    rig = Rig(timeout_ms=5000).waiting()
+    rig.now += 0.25
+    rig.do(e.GiveAway(rig.now, R, OTHER))
+    assert rig.out == [e.Give(rig.request, OTHER, AckToken("t1"), 0.75)]
+    assert rig.at(State.WAITING)
+    rig.do(e.TakeAnswered(rig.now, R, taken=True))
+    assert rig.at(State.NONE) and rig.one(e.Closed).why == "given away"
+    assert not rig.of(e.Ack) and not rig.of(e.Nak)
+
+
+def test_what_nobody_takes_stays() -> None:
+    rig = Rig().waiting()
+    rig.do(e.GiveAway(rig.now, R, OTHER))
+    rig.do(e.TakeAnswered(rig.now, R, taken=False))
+    assert rig.dropped() and rig.at(State.WAITING)
+
+
+def test_what_was_claimed_meanwhile_stays_whoever_takes_it() -> None:
+    rig = Rig().waiting()
+    rig.do(e.GiveAway(rig.now, R, OTHER))
+    rig.admit()
+    rig.do(e.TakeAnswered(rig.now, R, taken=True))
+    assert rig.dropped() and rig.at(State.CLAIMING)
+    rig.do(e.GiveAway(rig.now, R, OTHER))
+    assert rig.dropped()
+
+
+def test_what_is_taken_waits_with_its_age_and_is_not_given_on() -> None:
+    rig = Rig(timeout_ms=5000)
+    rig.do(e.TakeAsked(rig.now, rig.request, AckToken("t1"), 0.75, reply=5))
+    assert rig.out == [e.AnswerOwner(5, True), e.Enqueue(rig.request, 0.75, 104.25, given=True)]
+    assert [p.tokens for p in rig.wait(0.3) if isinstance(p, e.Progress)] == [(AckToken("t1"),)]
+    rig.do(e.GiveAway(rig.now, R, OTHER))
+    assert rig.dropped()
+
+
+def test_who_holds_it_already_says_that_it_is_taken() -> None:
+    rig = Rig().running()
+    rig.do(e.TakeAsked(rig.now, rig.request, AckToken("old"), 0.75, reply=5))
+    assert rig.out == [e.AnswerOwner(5, True)] and rig.at(State.RUNNING)
+    assert [p.tokens for p in rig.wait(0.3) if isinstance(p, e.Progress)] == [(AckToken("t1"),)]
+
+
+@pytest.mark.parametrize("what", [e.Drain(100.0), e.PipelineChanged(100.0, alive=False)])
+def test_who_leaves_or_stands_still_takes_nothing(what: e.OwnershipEvent) -> None:
+    rig = Rig()
+    rig.do(what)
+    rig.do(e.TakeAsked(rig.now, rig.request, AckToken("t1"), 0.75, reply=5))
+    assert rig.out == [e.AnswerOwner(5, False)] and rig.at(State.NONE)
+
+
 # ---- WAITING ---------------------------------------------------------------------------------------
 
 
@@ -100,8 +155,10 @@ def test_ends_while_waiting_write_an_unclaimed_terminal(reason: Reason) -> None:
     total = t.queued_us + t.waiting_us + t.prefill_us + t.decode_us + t.interrupted_us
     assert total == 500_000 + waited_us
     rig.stored()
-    assert rig.at(State.NONE) and rig.one(e.Ack).token == "t1"
     assert rig.finishes()[0].reason is reason
+    assert rig.one(e.WriteReceipt).record == append.record
+    rig.receipt()
+    assert rig.at(State.NONE) and rig.one(e.Ack).token == "t1"
 
 
 @pytest.mark.parametrize("outcome", [e.Write.REFUSED, e.Write.UNKNOWN])
@@ -131,6 +188,9 @@ def test_reading_nothing_waits() -> None:
 def test_reading_the_end_acknowledges() -> None:
     rig = Rig().reading()
     rig.read(TERMINAL)
+    assert rig.one(e.WriteReceipt).record == TERMINAL and len(rig.out) == 1
+    assert rig.at(State.FINISHING)
+    rig.receipt(e.Write.REFUSED)
     assert rig.out == [e.Ack(AckToken("t1")), e.Closed(R, "ended elsewhere")]
     assert rig.at(State.NONE)
 
@@ -357,7 +417,10 @@ def test_the_end_is_written_before_it_is_said_or_acknowledged() -> None:
     rig.stored()
     (finish,) = rig.finishes()
     assert (finish.length, finish.digest, finish.byte_cut) == (2, extend_digest(0, (10, 11)), 4)
-    assert [type(x) for x in rig.out] == [e.SendParts, e.Ack, e.Closed] and rig.at(State.NONE)
+    assert [type(x) for x in rig.out] == [e.SendParts, e.WriteReceipt] and rig.at(State.FINISHING)
+    assert rig.one(e.WriteReceipt).record == terminal
+    rig.receipt()
+    assert [type(x) for x in rig.out] == [e.Ack, e.Closed] and rig.at(State.NONE)
 
 
 @pytest.mark.parametrize("reason", [Reason.DEADLINE, Reason.CANCELLED])
@@ -521,14 +584,48 @@ def test_my_terminal_record_finishes() -> None:
     rig.refused(e.Write.UNKNOWN)
     assert rig.at(State.VERIFYING)
     rig.read(terminal)
-    assert [type(x) for x in rig.out] == [e.SendParts, e.Ack, e.Closed]
+    assert [type(x) for x in rig.out] == [e.SendParts, e.WriteReceipt]
     assert rig.finishes()[0].length == 2
 
 
 def test_anothers_terminal_record_is_acknowledged_without_finish() -> None:
     rig = Rig().verifying(10)
     rig.read(TERMINAL)
-    assert rig.out == [e.Stop(R), e.Ack(AckToken("t2")), e.Closed(R, "ended elsewhere")]
+    assert [type(x) for x in rig.out] == [e.Stop, e.WriteReceipt]
+    rig.receipt()
+    assert rig.out == [e.Ack(AckToken("t2")), e.Closed(R, "ended elsewhere")]
+
+
+def test_a_receipt_in_doubt_is_written_again_and_held_meanwhile() -> None:
+    rig = Rig().finishing(10, 11)
+    rig.receipt(e.Write.UNKNOWN)
+    assert rig.at(State.FINISHING) and not rig.out
+    again = next(x for x in rig.wait(0.3) if isinstance(x, e.WriteReceipt))
+    assert again.record == [x for x in rig.seen if isinstance(x, e.Append)][-1].record
+    assert any(isinstance(x, e.Progress) for x in rig.seen), "it stays held"
+    assert len([x for x in rig.seen if isinstance(x, e.SendParts) and x.finishes]) == 1, "said once"
+    rig.receipt(e.Write.REFUSED)
+    assert rig.one(e.Ack) and rig.at(State.NONE)
+
+
+def test_what_comes_while_the_receipt_is_written_changes_nothing_but_the_token() -> None:
+    rig = Rig().finishing(10, 11)
+    rig.cancel()
+    assert rig.dropped()
+    rig.make(12)
+    assert rig.dropped()
+    rig.owner_asked(cancelled=True)
+    assert rig.one(e.AnswerOwner).mine and rig.at(State.FINISHING)
+    rig.deliver(count=3)
+    assert not rig.out
+    rig.receipt()
+    assert rig.one(e.Ack).token == f"t{rig.tokens}"
+
+
+def test_who_drains_before_its_receipt_gives_the_message_back() -> None:
+    rig = Rig().finishing(10, 11)
+    rig.do(e.Drain(rig.now))
+    assert rig.of(e.Nak) and not rig.of(e.Ack) and rig.at(State.NONE)
 
 
 @pytest.mark.parametrize("record", [None, Claim(A2, OTHER), Cancel(A2, OTHER)])
@@ -963,6 +1060,7 @@ def test_the_third_death_fails_into_the_dead_letters() -> None:
     rig.stored()
     letter = rig.one(e.DeadLetter)
     assert (letter.worker_deaths, letter.batcher_deaths, letter.terminal) == (1, 2, record)
+    rig.receipt()
     assert rig.of(e.Ack)
 
 

@@ -12,9 +12,10 @@ from chassis import subjects
 from chassis.ids import RequestId
 from chassis.memory_bus import MemoryBus
 from chassis.messages.chunk import Part
-from chassis.messages.pipeline import PromptAnswer, PromptAsk
+from chassis.messages.pipeline import PromptAsk
 from chassis.messages.request import Limits, Reason, Request, Sampling, Terminal, build_request, parse_record
 from chassis.messages.sampling import PromptTold, TokenLogprobs
+from chassis.messages.step_result import PromptAnswer
 from shard_worker.fake_model import oracle, prompt_oracle
 from tests.batcher.test_scheduler import world
 from tests.batcher.test_service import GATEWAY, Gateway, deployment, request
@@ -127,8 +128,8 @@ def test_after_a_preemption_only_the_rest_is_asked_for() -> None:
     made.made.add(asking(prompt))
     while len(made.asked) < 16:
         made.turn()
-    sequence = made.made.scheduler._sequences[R]
-    made.made.scheduler._preempt(sequence, made.made.now)
+    sequence = made.made.scheduler._roster[R]
+    made.made.scheduler._roster.preempt(sequence, made.made.now)
     while not made.told:
         assert made.made.now < 5
         made.turn()
@@ -160,8 +161,8 @@ def test_one_that_starts_with_output_asks_for_nothing() -> None:
 def test_who_has_nan_logits_fails_and_nobody_else(behind: bool) -> None:
     """Also with a row sent ahead behind it: that is a ghost."""
     made = world(run_ahead=behind)
-    for name in ("a", "b"):
-        made.add(make_request(name, [1, 2, 3], Limits(6, ignore_eos=True)))
+    for name, last in (("a", 3), ("b", 4)):  # of one prompt one would wait for the other
+        made.add(make_request(name, [1, 2, last], Limits(6, ignore_eos=True)))
     while not made.ring or len(made.ring[0].rows) < 2:
         if made.calls:
             made.answer()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batcher import policy
+from batcher import spread
 from batcher.events import ExchangeBlocks, Row
 from chassis.ids import RequestId
 from chassis.messages.pipeline import LAST_SAMPLED
@@ -16,8 +16,8 @@ from tests.batcher.toy_pipeline import EOS, World, make_config, make_request, ne
 LONG = Limits(40, ignore_eos=True)
 
 
-def world(num_blocks: int = 64, num_stages: int = 1, **changes: object) -> World:
-    made = World(Random(1), make_config(**changes), num_blocks, num_stages)
+def world(num_blocks: int = 64, num_stages: int = 1, careless: bool = False, **changes: object) -> World:
+    made = World(Random(1), make_config(**changes), num_blocks, num_stages, careless=careless)
     made.form(pool_changed=True)
     answer_all(made)
     made.plan()
@@ -143,7 +143,7 @@ def test_none_goes_behind_the_end_of_the_pool() -> None:
 
 
 def test_nobody_gives_way_to_a_row_ahead() -> None:
-    made = world(num_blocks=8, lease_low_blocks=0, lease_high_blocks=1)
+    made = world(num_blocks=8, careless=True, lease_low_blocks=0, lease_high_blocks=1)
     limits = Limits(18, ignore_eos=True)
     for name in ("a", "b"):
         add(made, name, 5, limits)
@@ -169,8 +169,8 @@ def test_it_can_be_left(changes: dict[str, Any]) -> None:
 
 
 def test_several_stages_send_nothing_ahead() -> None:
-    assert policy.runs_ahead(2, 1, wanted=True)
-    assert not policy.runs_ahead(3, 2, wanted=True)
+    assert spread.runs_ahead(2, 1, wanted=True)
+    assert not spread.runs_ahead(3, 2, wanted=True)
     made = world(num_stages=2)
     add(made, "a", 5)
     assert plan(made) == [("a", 0, False)]

@@ -5,6 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batcher.queueing import Queueing
 from chassis.ids import RequestId
 from chassis.messages.request import Limits, Reason, Request
 from tests.batcher.toy_pipeline import EOS, World, make_config, make_request, oracle
@@ -46,6 +47,8 @@ def worlds(draw: st.DrawFn) -> World:
         num_blocks=draw(st.sampled_from([4, 7, 16, 64])),
         num_stages=draw(st.sampled_from([1, 2, 4])),
         trouble=draw(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
+        careless=draw(st.booleans()),
+        waits=draw(st.sampled_from([0.0, 0.0, 0.3])),
     )
 
 
@@ -123,34 +126,34 @@ def test_every_request_ends_with_its_answer(world: World, count: int, loses: flo
     st.integers(10, 40),
 )
 def test_nobody_passes_beyond_the_bound(
-    seed: int, age: int, sequences_max: int, num_blocks: int, count: int
+    seed: int, overtakes: int, sequences_max: int, num_blocks: int, count: int
 ) -> None:
-    """Admission keeps to the order of (steps at arrival + priority * age, arrival): so nobody who comes
-    `priority * age` steps later passes; and each admission follows within the steps that those ahead take."""
+    """Of one priority nobody passes another; a higher one passes the first of a lower one only so often."""
     dice = Random(seed)
-    config = make_config(sequences_max=sequences_max, age_steps_per_priority=age, match_wait_ms=10**6)
+    queueing = Queueing(overtakes_max=overtakes)
+    config = make_config(sequences_max=sequences_max, queueing=queueing, match_wait_ms=10**6)
     world = World(dice, config, num_blocks)
     world.form(pool_changed=True)
-    keys: dict[RequestId, tuple[int, int]] = {}
-    came_at: dict[RequestId, int] = {}
-    work = 0  # steps that all requests so far may take, one after another
+    waiting: dict[int, list[RequestId]] = {}  # by priority, as they came
+    passed = [0.0] * 10
     admitted = 0
-    for _ in range(200 * count):
-        if len(keys) == count and not world.scheduler.request_ids():
+    for _ in range(400 * count):
+        if len(world.requests) == count and not world.scheduler.request_ids():
             break
-        if len(keys) < count and dice.random() < 0.4:
+        if len(world.requests) < count and dice.random() < 0.4:
             limits = Limits(dice.randint(1, 6), ignore_eos=True)
             prompt = [dice.randrange(EOS) for _ in range(dice.randint(1, 30))]
-            request = make_request(f"r{len(keys)}", prompt, limits, priority=dice.randint(0, 9))
-            keys[request.id] = (world.steps + request.priority * age, len(keys))
-            came_at[request.id] = world.steps
-            work += 1 + limits.max_tokens
+            request = make_request(f"r{len(world.requests)}", prompt, limits, priority=dice.randint(0, 9))
+            waiting.setdefault(request.priority, []).append(request.id)
             world.add(request)
         world.plan()
         for name in world.admitted[admitted:]:
-            ahead = [other for other in keys if other not in world.admitted and keys[other] < keys[name]]
-            assert not ahead, f"{name} passed {ahead}"
-            assert world.steps - came_at[name] <= work
+            priority = world.requests[name].priority
+            assert waiting[priority].pop(0) == name
+            passed[priority] = 0.0
+            for lower in range(priority + 1, 10):
+                passed[lower] = passed[lower] + 1 / (lower - priority) if waiting.get(lower) else 0.0
+                assert passed[lower] <= overtakes + 10
         admitted = len(world.admitted)
         if world.calls or world.ring or world.scheduler.request_ids():
             world.turn()

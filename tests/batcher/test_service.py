@@ -102,6 +102,8 @@ def test_a_request_from_the_stream_ends_in_its_record_and_its_chunks() -> None:
             want = oracle(asked.prompt_ids, 7, 1.0, 10)
             await asyncio.sleep(1)
             assert gateway.ids("r1") == want
+            for name in ("worker0", "worker1"):
+                assert world.nodes[name].service._tiers.attachment > 0, "steps say who leases blocks"
             stored = await bus.last(subjects.RESULTS, subjects.result(asked.id))
             assert stored is not None
             record = parse_record(stored.data)
@@ -109,7 +111,7 @@ def test_a_request_from_the_stream_ends_in_its_record_and_its_chunks() -> None:
             assert list(record.output_ids) == want
             t = record.timings
             total = t.queued_us + t.waiting_us + t.prefill_us + t.decode_us + t.interrupted_us
-            assert total > 0
+            assert total < 10_000, "a lone request waits for nothing, and nothing else takes time here"
             await asyncio.sleep(1)
             assert not list(world.broker.streams[subjects.REQUESTS].messages())
             bus.kill()

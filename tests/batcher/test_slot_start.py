@@ -6,12 +6,17 @@ import pytest
 
 from batcher import composer
 from batcher.admission import Admission
+from batcher.balance import Balance
 from batcher.block_hash import BlockHasher, Extras
+from batcher.chunks import ChunkRules
 from batcher.events import StepPlan, StepReturned, TokensMade
 from batcher.lease import Lease
+from batcher.pace import Pace
+from batcher.queueing import Queueing
 from batcher.ring import step_header
 from batcher.running import Running
 from batcher.sequence import Clock, Phase, Sequence
+from batcher.spare_room import SpareRoom
 from chassis.ids import BlockId, Epoch, RequestId
 from chassis.messages.pipeline import SlotStart
 from chassis.messages.request import Limits, Reason, Request, Sampling
@@ -97,8 +102,8 @@ def test_lists_of_ids_count_as_histories_do() -> None:
 
 def test_log_probabilities_find_their_request() -> None:
     made = world()
-    for name in ("a", "b"):
-        made.add(make_request(name, [1, 2, 3], Limits(5, ignore_eos=True)))
+    for name, last in (("a", 3), ("b", 4)):  # of one prompt one would wait for the other
+        made.add(make_request(name, [1, 2, last], Limits(5, ignore_eos=True)))
     while not any(row.samples for plan in made.ring for row in plan.rows):
         plan_rows_once(made)
     plan = made.ring[0]
@@ -123,8 +128,20 @@ def test_steps_of_long_fresh_rows_fit_into_a_frame() -> None:
     )
     running, lease = Running(64), Lease(16, 64)
     running.runs_ahead = False
-    made = composer.Composer(running, Admission(lease, size, 8, 0.25, False), lease, never, size, 512)
-    made.open(2, 1)
+    balance = Balance(ChunkRules(512, size), steps_in_flight=2, run_ahead=False)
+    balance.open(1)
+    made = composer.Composer(
+        balance,
+        running,
+        Admission(lease, Queueing(), size, 64, 8, 0.25, False),
+        lease,
+        never,
+        size,
+        512,
+        64,
+        SpareRoom(float, Pace()),
+    )
+    made.open(1)
     prompt, by_id = (2**31,) * length, {}
     for i in range(64):
         request = replace(make_request(f"r{i}", [1], Limits(9)), prompt_ids=prompt)

@@ -145,3 +145,14 @@ def test_polls_answered_in_any_order_starve_nobody_and_never_stall(seed: int) ->
         raise AssertionError("it stalls")
     for lower, worst in enumerate(stream.worst):
         assert worst <= OVERTAKES + FETCH * lower
+
+
+def test_at_the_beginning_each_asks_for_one() -> None:
+    turns = Turns(3, OVERTAKES, FETCH)
+    turns.begin()
+    assert [turns.ask(priority, ROOM) for priority in range(3)] == [OVERTAKES, 1, 1]
+    turns.came(1, 1)
+    assert turns.ask(1, ROOM) == 0, "and then it waits for those above"
+    turns.begin()
+    assert turns.ask(1, 0) == 0 and turns.ask(1, ROOM) == 1
+    turns.check()

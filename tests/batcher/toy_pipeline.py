@@ -7,28 +7,32 @@ as read back through the block table, so that a wrong table, block or order give
 import hashlib
 import struct
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
-from batcher.block_hash import BlockHasher, Extras, namespace
+from batcher.block_hash import BlockHasher, Extras, chain, namespace
 from batcher.events import (
     Admitted,
     AttachPool,
     BlockEffect,
     BlocksExchanged,
     BlocksMatched,
+    Distrusted,
     Ended,
     ExchangeBlocks,
     MatchBlocks,
     PoolAttached,
+    Row,
     StepPlan,
     StepReturned,
     TokensMade,
 )
+from batcher.growth import GrowthReserve
 from batcher.scheduler import Scheduler, SchedulerConfig
 from batcher.sequence import Clock, Phase, Sequence
 from batcher.stops import End, Stops
-from chassis.ids import BlockId, Epoch, GatewayId, RequestId
+from chassis.ids import BlockHash, BlockId, Epoch, GatewayId, RequestId
 from chassis.messages.pipeline import LAST_SAMPLED
 from chassis.messages.request import Limits, Reason, Request, Sampling
 
@@ -39,7 +43,7 @@ STOPS = Stops(TOKEN_BYTES, (EOS,))
 
 
 def next_token(prefix: list[int]) -> int:
-    digest = hashlib.blake2b(struct.pack(f"<{len(prefix)}I", *prefix), digest_size=4).digest()
+    digest = hashlib.blake2b(struct.pack(f"<{len(prefix)}i", *prefix), digest_size=4).digest()
     return int.from_bytes(digest, "little") % VOCAB
 
 
@@ -85,6 +89,7 @@ class ToyWorkers:
     def form(self) -> None:
         self.tables: dict[int, list[int]] = {}
         self.sampled: dict[int, int] = {}  # by each slot's last row
+        self.void: set[int] = set()  # slots whose blocks were found to hold something else
         self.number = 0
 
     def execute(self, plan: StepPlan) -> tuple[int, ...]:
@@ -95,9 +100,12 @@ class ToyWorkers:
             self.sampled.pop(slot, None)
         written: set[tuple[int, int]] = set()
         size = self.block_size_tokens
+        for source, target in plan.copies:
+            self.memory[target] = list(self.memory[source])
         for row in plan.rows:
             if row.fresh:
                 self.tables[row.slot] = list(row.new_blocks)
+                self.void.discard(row.slot)
             else:
                 self.tables[row.slot].extend(row.new_blocks)
             table = self.tables[row.slot]
@@ -120,6 +128,19 @@ class ToyWorkers:
         self.sampled.update(drawn)
         return tuple(token_id for _, token_id in drawn)
 
+    def written_by(self, plans: Iterable[StepPlan]) -> set[int]:
+        """The blocks that these steps, which come next, will write, or copy."""
+        size = self.block_size_tokens
+        written: set[int] = set()
+        tables = {slot: list(table) for slot, table in self.tables.items()}
+        for plan in plans:
+            written.update(block for copy in plan.copies for block in copy)
+            for row in plan.rows:
+                table = [*([] if row.fresh else tables[row.slot]), *row.new_blocks]
+                tables[row.slot] = table
+                written.update(table[i // size] for i in range(row.start, row.start + len(row.token_ids)))
+        return written
+
     def read(self, slot: int, length: int) -> list[int]:
         size, table = self.block_size_tokens, self.tables[slot]
         return [self.memory[table[i // size]][i % size] for i in range(length)]
@@ -134,6 +155,7 @@ class ToyKvStore:
         self.hashes: dict[int, bytes] = {}  # of blocks, held or cached
         self.index: dict[bytes, int] = {}
         self.cached: dict[int, None] = {}  # oldest first
+        self.lied = False
 
     def restart(self) -> None:
         self.__init__(self.num_blocks)  # type: ignore[misc]
@@ -171,9 +193,9 @@ class ToyKvStore:
         if attachment != self.attachment:
             return None
         answer = []
-        for chain in effect.chains:
+        for asked in effect.chains:
             hit = []
-            for block_hash in chain:
+            for block_hash in asked:
                 cached = self.index.get(block_hash)
                 if cached is None:
                     break
@@ -183,9 +205,20 @@ class ToyKvStore:
             answer.append(tuple(hit))
         return tuple(answer)
 
+    def lie(self, dice: Random, blocks: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
+        """Another block than the right one."""
+        place = dice.randrange(len(blocks))
+        return (*blocks[:place], BlockId(dice.randrange(self.num_blocks)), *blocks[place + 1 :])
+
     def exchange(self, effect: ExchangeBlocks, attachment: int) -> tuple[BlockId, ...] | None:
         if attachment != self.attachment:
             return None
+        ended = Counter(effect.releases) | Counter(effect.bad)
+        if any(count > self.refs.get(block, 0) for block, count in ended.items()):
+            assert self.lied, "gives back what it does not lease"
+            return None
+        for block in effect.bad:
+            self._forget(block)
         for block, block_hash, _ in effect.commits:
             assert self.refs[block] == 1, "commits what it does not lease"
             self._name(block, block_hash)
@@ -214,6 +247,13 @@ class ToyKvStore:
         assert sorted(held) == list(range(self.num_blocks)), "blocks leaked in the toy kvstore"
 
 
+class Careless(GrowthReserve):
+    """Leaves nothing for anybody to grow into, so that many give way."""
+
+    def blocks(self, running: Iterable[Sequence], head: Sequence) -> int:
+        return 0
+
+
 @dataclass
 class World:
     """Runs a scheduler against the toys. Every choice of the world is the dice's."""
@@ -223,6 +263,9 @@ class World:
     num_blocks: int
     num_stages: int = 1
     trouble: float = 0.0  # how often a call to kvstore fails
+    careless: bool = False
+    lies: float = 0.0  # how often a match names another block
+    waits: float = 0.0  # how often nothing is drawn for a row yet: its grammar is compiled still
     now: float = 0.0
     epoch: int = 0
     attachment: int = -1
@@ -233,10 +276,14 @@ class World:
     admitted: list[RequestId] = field(default_factory=list)
     added_at: dict[RequestId, float] = field(default_factory=dict)
     alone: set[RequestId] = field(default_factory=set)
+    distrusted: list[Distrusted] = field(default_factory=list)
     steps: int = 0
+    planned_at: list[float] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, STOPS)
+        if self.careless:
+            self.scheduler._admission.reserve = Careless(self.config.block_size_tokens)
         self.workers = ToyWorkers(self.config.block_size_tokens, self.num_blocks)
         self.kvstore = ToyKvStore(self.num_blocks)
         self.ring: deque[StepPlan] = deque()  # sent, not executed
@@ -260,9 +307,17 @@ class World:
                 case Ended():
                     assert note.request_id not in self.ended
                     self.ended[note.request_id] = note
+                case Distrusted():
+                    self.distrusted.append(note)
         for effect in taken.effects:
             self.calls.append((effect, self.attachment))
         self.scheduler.check()
+
+    def chain_of(self, prompt_ids: list[int], tenant: str = "t") -> tuple[BlockHash, ...]:
+        """What the blocks of a prompt are called."""
+        config = self.config
+        salt = Extras(salt=tenant.encode() if config.salt_by_tenant else None)
+        return chain(config.namespace, prompt_ids, config.block_size_tokens, salt)
 
     def add(self, request: Request, deadline: float | None = None) -> None:
         self.requests[request.id] = request
@@ -291,6 +346,7 @@ class World:
     def plan(self) -> bool:
         self.scheduler.tick(self.now)
         plan = self.scheduler.plan(self.now)
+        self.planned_at.append(self.now)
         self.take()
         if plan is None:
             return False
@@ -360,19 +416,57 @@ class World:
             return
         plan = self.ring.popleft()
         tokens = self.workers.execute(plan)
+        tokens, waiting = self._undrawn(plan, tokens)
+        void = tuple([place for place, row in enumerate(plan.rows) if self._is_void(row)])
         for row in plan.rows:
-            if row.output_index == len(self.outputs.get(row.request_id, [])):
+            if row.slot not in self.workers.void and row.output_index == len(
+                self.outputs.get(row.request_id, [])
+            ):
                 self._check_memory(row.request_id, row.slot, row.start + len(row.token_ids))
         for row in plan.rows:
             same = self.begun.pop((plan.number, row.request_id)) == self.beginnings[row.request_id]
             self.sampling[row.request_id] -= row.samples and same
-        assert self.scheduler.returned(StepReturned(self.now, plan.epoch, plan.number, tokens))
+            undrawn = row.request_id in waiting.values()
+            if same and (row.slot in self.workers.void or undrawn):
+                self._begin_anew(row.request_id)
+        places = tuple(waiting)
+        returned = StepReturned(
+            self.now, plan.epoch, plan.number, tokens, void_rows=void, waiting_places=places
+        )
+        assert self.scheduler.returned(returned)
         self.take()
+
+    def _undrawn(
+        self, plan: StepPlan, tokens: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], dict[int, RequestId]]:
+        """Of some rows that sample nothing is drawn: their ids stand for nothing. Whose, by place."""
+        sampling = [row for row in plan.rows if row.samples]
+        waiting = {
+            i: row.request_id
+            for i, row in enumerate(sampling)
+            if self.waits and self.dice.random() < self.waits
+        }
+        drawn = list(tokens)
+        for place in waiting:
+            drawn[place] = self.workers.sampled[sampling[place].slot] = self.dice.randrange(VOCAB)
+        return tuple(drawn), waiting
+
+    def _is_void(self, row: Row) -> bool:
+        """Whether the memory that it read is not its own, as workers find out."""
+        ids = [*self.requests[row.request_id].prompt_ids, *self.outputs.get(row.request_id, [])][: row.start]
+        if self.lies and self.workers.read(row.slot, row.start)[: len(ids)] != ids:
+            self.workers.void.add(row.slot)
+        return row.slot in self.workers.void
 
     def _check_memory(self, request_id: RequestId, slot: int, length: int) -> None:
         if request_id in self.scheduler.request_ids():
             ids = [*self.requests[request_id].prompt_ids, *self.outputs.get(request_id, [])]
             assert self.workers.read(slot, length) == ids[:length], "the memory holds another prefix"
+
+    def _check_unheld(self) -> None:
+        """What kvstore may fill from elsewhere, no step on its way writes."""
+        unheld = set(range(self.num_blocks)) - set(self.kvstore.refs)
+        assert not unheld & self.workers.written_by(self.ring), "a row in flight writes a free block"
 
     def answer(self) -> None:
         """One call to kvstore ends, one way or another."""
@@ -392,12 +486,17 @@ class World:
             case MatchBlocks():
                 blocks = store.match(effect, attachment) if happens else None
                 failed = fails or blocks is None
+                if blocks and self.dice.random() < self.lies:
+                    store.lied = True
+                    blocks = tuple(store.lie(self.dice, found) if found else found for found in blocks)
                 self.scheduler.handle_blocks(
                     BlocksMatched(self.now, effect.call, () if failed else blocks or (), failed)
                 )
             case ExchangeBlocks():
                 leased = store.exchange(effect, attachment) if happens else None
                 failed = fails or leased is None
+                if leased is not None:
+                    self._check_unheld()
                 self.scheduler.handle_blocks(
                     BlocksExchanged(
                         self.now,
@@ -468,9 +567,13 @@ def make_config(**changes: object) -> SchedulerConfig:
 
 
 def make_sequence(
-    name: str, prompt_len: int = 4, order: tuple[int, int] = (0, 0), block_size_tokens: int = 4
+    name: str,
+    prompt_len: int = 4,
+    order: tuple[int, int] = (0, 0),
+    block_size_tokens: int = 4,
+    limits: Limits | None = None,
 ) -> Sequence:
-    request = make_request(name, list(range(prompt_len)), Limits(max_tokens=8))
+    request = make_request(name, list(range(prompt_len)), limits or Limits(max_tokens=8))
     watch = STOPS.watch(request.limits, prompt_len, 4096)
     hasher = BlockHasher(namespace("toy", "float32", "plain"), block_size_tokens, Extras(salt=b"t"))
     return Sequence(request, (), watch, hasher, Clock(0.0, 0.0, Phase.WAITING), order)

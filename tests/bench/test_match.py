@@ -41,7 +41,7 @@ class Fake:
     def pause(self) -> None:
         self.running = False
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         self.running = True
 
     async def stop(self) -> None:

@@ -66,7 +66,7 @@ def test_it_stands_still_when_paused(tmp_path: Path, monkeypatch: pytest.MonkeyP
             while _stat(peer) != "T":  # noqa: ASYNC110 - a process has no such event
                 await asyncio.sleep(0.01)
         assert not asking.done()
-        peer.resume()
+        await peer.resume()
         assert (await asking).requests[0].tokens == 1
 
     with_peer(tmp_path, monkeypatch, what)

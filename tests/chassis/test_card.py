@@ -11,10 +11,12 @@ from chassis.messages import BadMessage
 from chassis.messages.card import (
     ModelCard,
     TokenBytes,
+    Tokenizer,
     build_card,
     byte_level_bytes,
     card_digest,
     parse_card,
+    parse_tokenizer,
     sentencepiece_bytes,
     strips_leading_space,
     token_bytes_of,
@@ -80,12 +82,14 @@ def test_garbage_is_refused() -> None:
             parse_card(data)
 
 
-def _tokenizer(decoder: object, vocab: object) -> bytes:
+def _tokenizer(decoder: object, vocab: object) -> Tokenizer:
     added = [
         {"id": 2, "content": "<|end|>", "special": True},
         {"id": 3, "content": "<tool>", "special": False},
     ]
-    return json.dumps({"decoder": decoder, "model": {"vocab": vocab}, "added_tokens": added}).encode()
+    return parse_tokenizer(
+        json.dumps({"decoder": decoder, "model": {"vocab": vocab}, "added_tokens": added}).encode()
+    )
 
 
 def test_byte_level_table() -> None:

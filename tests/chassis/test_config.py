@@ -1,6 +1,9 @@
 """Where a value comes from, and what happens to one that is wrong."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Literal
 
@@ -89,3 +92,61 @@ def test_what_is_logged_holds_no_secret() -> None:
     assert shown["api_key"] == "***"
     assert shown["url"] == "nats://***@host:4222"
     assert shown["port"] == 1
+
+
+class Action(Enum):
+    KEEP = "keep"
+    DROP = "drop"
+
+
+@dataclass(frozen=True)
+class Policy:
+    size: int = 0
+    action: Action = Action.KEEP
+
+    def __post_init__(self) -> None:
+        assert self.size >= 0, "size: at least 0"
+
+
+@dataclass(frozen=True)
+class Tabled:
+    weights: Mapping[str, float] = field(default_factory=dict)
+    policies: Mapping[int, Policy] = field(default_factory=dict)
+    policy: Policy = Policy()
+
+
+def test_tables_fill_mappings_and_dataclasses(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[s]\nweights = { acme = 3, "a b" = 0.5 }\npolicy = { size = 7 }\n'
+        '[s.policies.9]\nsize = 2\naction = "drop"\n'
+    )
+    found = load(Tabled, "s", path)
+    assert found.weights == {"acme": 3.0, "a b": 0.5}
+    assert found.policies == {9: Policy(2, Action.DROP)} and found.policy == Policy(7)
+    shown = effective(found)
+    assert shown["policies"] == {"9": {"size": 2, "action": "drop"}}
+    flags = ["--weights", "{ acme = 1.5 }", "--policies={ 0 = { size = 1 } }"]
+    given = load(Tabled, "s", env={"SHOAL_S_POLICY": "{ size = 3 }"}, flags=flags)
+    assert given == Tabled({"acme": 1.5}, {0: Policy(1)}, Policy(3))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("policies = { 9 = { sise = 2 } }", "did you mean size"),
+        ("policies = { x = { size = 2 } }", "'x' is not a int"),
+        ("policies = { 9 = 2 }", "is not a table"),
+        ("policies = { 9 = { size = -1 } }", "size: at least 0"),
+        ('weights = { a = "b" }', "is not a float"),
+        ("weights = 3", "is not a table"),
+        ('policy = { action = "wipe" }', "'wipe' is not a Action"),
+    ],
+)
+def test_tables_that_do_not_fit_are_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f"[s]\n{text}\n")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(Tabled, "s", path)
+    with pytest.raises(ConfigError, match="not an inline table"):
+        load(Tabled, "s", flags=["--weights", "a=2"])

@@ -100,3 +100,44 @@ def test_a_timer_set_for_an_earlier_time_wakes_nobody_too_soon() -> None:
         assert await inbox.drain(before) == [] and loop.time() >= before
 
     run(go())
+
+
+def test_in_calm_what_is_not_urgent_waits_for_company() -> None:
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        inbox: Inbox[str] = Inbox(9)
+        start = loop.time()
+        loop.call_at(start + 1.0, inbox.offer, "a", False)
+        loop.call_at(start + 2.0, inbox.offer, "b", False)
+        assert await inbox.drain(start + 9.0, start + 3.0) == ["a", "b"]
+        assert loop.time() == start + 3.0
+        inbox.offer("c", False)  # it came while the last ones were looked at
+        assert await inbox.drain(None, start + 5.0) == ["c"]
+        assert loop.time() == start + 5.0
+        loop.call_at(start + 8.0, inbox.offer, "d", False)  # the calm is over by then
+        assert await inbox.drain(None, start + 6.0) == ["d"]
+        assert loop.time() == start + 8.0
+
+    run(go())
+
+
+def test_what_is_urgent_ends_the_calm_and_so_does_time() -> None:
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        inbox: Inbox[str] = Inbox(9)
+        start = loop.time()
+        inbox.offer("a", False)
+        loop.call_at(start + 1.0, inbox.offer, "b")
+        assert await inbox.drain(None, start + 5.0) == ["a", "b"]
+        assert loop.time() == start + 1.0
+        inbox.offer("c")
+        assert await inbox.drain(None, start + 5.0) == ["c"]  # was urgent before anybody waited
+        inbox.offer("d", False)
+        assert await inbox.drain(start + 2.0, start + 5.0) == ["d"]
+        assert loop.time() == start + 2.0
+        assert await inbox.drain(start + 3.0, start + 5.0) == []
+        assert loop.time() == start + 3.0
+        inbox.offer("e", False)
+        assert await inbox.drain() == ["e"] and loop.time() == start + 3.0
+
+    run(go())

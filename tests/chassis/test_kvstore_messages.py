@@ -14,8 +14,10 @@ from chassis.messages.kvstore import (
     Commit,
     Exchange,
     Exchanged,
+    Locate,
     Match,
     PoolRef,
+    StageAddress,
     Stats,
     TraceRef,
 )
@@ -37,8 +39,26 @@ TRACES = (TraceRef("request", b"t" * 25), TraceRef("other", b""))
             messages.build_attach,
             messages.parse_attach,
         ),
+        (
+            Attach(
+                REF,
+                ("w.1",),
+                9,
+                16,
+                "n",
+                stages=(StageAddress("tcp://a:1", range(2)), StageAddress("b", range(2, 5))),
+            ),
+            messages.build_attach,
+            messages.parse_attach,
+        ),
         (Match(REF, ((A, B), (), (B,))), messages.build_match, messages.parse_match),
         (Match(REF, ((A, B), (B,)), TRACES), messages.build_match, messages.parse_match),
+        (Locate("n", 16, ((A, B), ())), messages.build_locate, messages.parse_locate),
+        (
+            (("g", (2, 0)), ("h", (1, 7))),
+            messages.build_located,
+            lambda m: messages.parse_located(m, 2),
+        ),
         (Exchange(REF), messages.build_exchange, messages.parse_exchange),
         (
             Exchange(REF, (Commit(ONE, A, ZEROS), Commit(LAST, B, A)), (LAST, ONE), 7),
@@ -47,9 +67,14 @@ TRACES = (TraceRef("request", b"t" * 25), TraceRef("other", b""))
         ),
         (Exchanged((ONE, LAST), 2, 3), messages.build_exchanged, messages.parse_exchanged),
         (Stats(9, 1, 2, 6, 4, 5, 6, ("g", "h"), 8), messages.build_stats, messages.parse_stats),
+        (
+            Stats(9, 1, 2, 6, 4, 5, 6, tiers={"saved": 3, "restored": 0}),
+            messages.build_stats,
+            messages.parse_stats,
+        ),
         ("g", messages.build_stats_question, messages.parse_stats_question),
         (
-            Attached(4, 5),
+            Attached(4, 5, tiers=True),
             lambda value: messages.build_attached(value, BootId("boot")),
             messages.parse_attached,
         ),
@@ -75,6 +100,17 @@ def test_it_comes_back_as_it_was(
         ),
         (messages.parse_match, pb.MatchRequest(chains=[b"x" * 33]), "chains: 33 bytes"),
         (messages.parse_match, pb.MatchRequest(chains=[b""] * 4097), "chains: 4097 is above 4096"),
+        (messages.parse_locate, pb.LocateRequest(chains=[b""] * 4097), "chains: 4097 is above 4096"),
+        (
+            lambda m: messages.parse_located(m, 1),
+            pb.LocateReply(generations=["g"], blocks=[b"12345678"]),
+            "blocks: not one number for each of 1",
+        ),
+        (
+            lambda m: messages.parse_located(m, 1),
+            pb.LocateReply(generations=["g"]),
+            "blocks: 0 answers of 1 pools",
+        ),
         (messages.parse_match, pb.MatchRequest(traces=[pb.TraceRef()]), "traces: 1 for 0 chains"),
         (messages.parse_exchange, pb.ExchangeRequest(release_blocks=b"1"), "release_blocks: 1 bytes"),
         (

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from chassis.errors import StreamFull, SubjectTaken, WrongSequence
 from chassis.memory_streams import MemoryConsumer, MemoryStream
-from chassis.subjects import LAYOUT, RESULTS, ConsumerLayout, Discard
+from chassis.stream_layout import ConsumerLayout, Discard
+from chassis.subjects import LAYOUT, RESULTS
 
 REQUESTS_LAYOUT = replace(LAYOUT[0], msgs_max=4, duplicate_window_s=5.0)
 NAMES = st.sampled_from([f"shoal.req.m.5.{n}" for n in "abcdef"])

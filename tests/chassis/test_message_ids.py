@@ -4,6 +4,7 @@ import pytest
 
 from chassis.messages import BadMessage
 from chassis.messages.chunk import parse_chunk
+from chassis.messages.load import parse_load
 from chassis.messages.ownership import parse_takeover_question, parse_to_batcher
 from chassis.messages.registry import parse_batcher, parse_kvstore, parse_model
 from chassis.messages.request import parse_record, parse_request
@@ -41,6 +42,7 @@ def test_ids_that_no_subject_can_hold_are_refused(value: str) -> None:
         (parse_to_batcher, pb.ToBatcher(detached=pb.Detached(gateway=value)).SerializeToString()),
         (parse_to_batcher, pb.ToBatcher(refused=pb.Refused(gateway=value)).SerializeToString()),
         (parse_batcher, pipeline_pb2.BatcherEntry(boot=value).SerializeToString()),
+        (parse_load, pipeline_pb2.PipelineLoad(boot=value).SerializeToString()),
         (parse_kvstore, pipeline_pb2.KvstoreEntry(boot=value, rpc_address="h:1").SerializeToString()),
         (parse_model, pipeline_pb2.ModelEntry(name="m", card_digest=value).SerializeToString()),
     ]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage, forming
 from chassis.messages import pipeline as p
+from chassis.messages import step_result as r
 from chassis.messages.request import Sampling
 from chassis.wire import pipeline_pb2 as pb
 
@@ -85,6 +86,25 @@ def test_column_of_odd_bytes(field: str) -> None:
         p.parse_step(m.SerializeToString())
 
 
+def test_copies_of_blocks_travel() -> None:
+    step = p.read_step(step_bytes(copies=[(3, 5), (3, 6)]))
+    sources, targets = p.copied_blocks(step, 7)
+    assert (sources.tolist(), targets.tolist()) == ([3, 3], [5, 6])
+
+
+@pytest.mark.parametrize("copies", [[(3, 7)], [(7, 3)], [(1, 3), (2, 3)], [(1, 3), (3, 4)], [(3, 3)]])
+def test_copies_that_cannot_be_are_refused(copies: list[tuple[int, int]]) -> None:
+    step = p.read_step(step_bytes(copies=copies))
+    with pytest.raises(BadMessage):
+        p.copied_blocks(step, 7)
+
+
+def test_copies_without_rows_are_refused() -> None:
+    step = p.read_step(p.build_step(1, 1, copies=[(3, 5)]))
+    with pytest.raises(BadMessage, match="without rows"):
+        p.copied_blocks(step, 7)
+
+
 def test_step_numbers_start_at_one() -> None:
     with pytest.raises(BadMessage):
         p.parse_step(p.build_step(0, 1))
@@ -102,7 +122,7 @@ def test_timings_are_appended_to_the_header() -> None:
 
 def test_result_round_trip() -> None:
     timing = p.StageTiming(1, 5, 6, 7, 8)
-    result = p.parse_result(p.build_result(3, 9, np.array([1, 511], np.uint32), [timing]))
+    result = r.parse_result(r.build_result(3, 9, np.array([1, 511], np.uint32), [timing]))
     assert (result.epoch, result.number) == (3, 9)
     assert result.token_ids == (1, 511) and result.timings == (timing,)
 
@@ -169,7 +189,7 @@ def test_formed_round_trip() -> None:
 @given(st.binary(max_size=200))
 @settings(deadline=None, derandomize=True, max_examples=200)
 def test_garbage_is_refused_or_well_formed(data: bytes) -> None:
-    for parse in (p.parse_step, p.parse_result, p.parse_hello):
+    for parse in (p.parse_step, r.parse_result, p.parse_hello):
         try:
             parse(data)
         except BadMessage:

@@ -12,6 +12,7 @@ from chassis.messages import gateway as g
 from chassis.messages import ownership as o
 from chassis.messages import pipeline as p
 from chassis.messages import sampling as s
+from chassis.messages import step_result as r
 from chassis.messages.request import (
     Limits,
     Reason,
@@ -102,16 +103,16 @@ def test_a_start_carries_what_its_sampling_follows() -> None:
 
 def test_log_probabilities_ride_with_a_result() -> None:
     told = tuple(zip((0, 2, 3), ENTRIES, strict=True))
-    result = p.parse_result(p.build_result(1, 2, np.array([7, 8, 9, 4]), logprobs=told))
+    result = r.parse_result(r.build_result(1, 2, np.array([7, 8, 9, 4]), logprobs=told))
     assert result.logprobs == told and result.token_ids == (7, 8, 9, 4)
-    assert p.parse_result(p.build_result(1, 2, [7])).logprobs == ()
+    assert r.parse_result(r.build_result(1, 2, [7])).logprobs == ()
 
 
 @pytest.mark.parametrize("places", [(0, 0, 1), (1, 0, 2), (0, 1, 4), (0, 1, 3)])
 def test_log_probabilities_of_no_token_are_refused(places: tuple[int, ...]) -> None:
     told = tuple(zip(places, ENTRIES, strict=True))
     with pytest.raises(BadMessage):
-        p.parse_result(p.build_result(1, 2, [7, 8, 9], logprobs=told))
+        r.parse_result(r.build_result(1, 2, [7, 8, 9], logprobs=told))
 
 
 def test_columns_of_log_probabilities_must_add_up() -> None:
@@ -187,12 +188,13 @@ def test_every_parameter_of_a_call_arrives() -> None:
         bad_words=["no", "never"],
         top_logprobs=0,
         n=3,
+        best_of=5,
     )
     call = g.parse_generate(m.SerializeToString())
     assert (call.min_p, call.typical_p, call.repetition_penalty) == (0.25, 0.5, 1.5)
     assert (call.presence_penalty, call.frequency_penalty) == (-1.0, 0.0)
     assert call.logit_bias == ((3, -100.0), (9, 1.5)) and call.allowed_token_ids == (5, 4)
-    assert call.bad_words == ("no", "never") and (call.top_logprobs, call.n) == (0, 3)
+    assert call.bad_words == ("no", "never") and (call.top_logprobs, call.n, call.best_of) == (0, 3, 5)
     plain = g.parse_generate(gateway_pb2.GenerateRequest(prompt="x").SerializeToString())
     assert plain == g.GenerateCall(prompt="x")
 
@@ -277,13 +279,13 @@ def test_asks_and_answers_of_prompts_survive_the_ring() -> None:
     )  # fmt: skip
     passed_on = p.add_timing(header, p.StageTiming(0, 1, 2, 3, 4))
     assert p.read_step(passed_on).prompt_asks == p.parse_step(header).prompt_asks == asks
-    answers = (p.PromptAnswer(0, 4, ENTRIES[:2]), p.PromptAnswer(1, 1, ENTRIES[2:]))
-    result = p.parse_result(p.build_result(3, 1, [7, 8, 9], prompts=answers, nan_places=(0, 2)))
+    answers = (r.PromptAnswer(0, 4, ENTRIES[:2]), r.PromptAnswer(1, 1, ENTRIES[2:]))
+    result = r.parse_result(r.build_result(3, 1, [7, 8, 9], prompts=answers, nan_places=(0, 2)))
     assert (result.prompts, result.nan_places, result.logprobs) == (answers, (0, 2), ())
     with pytest.raises(BadMessage, match="places"):
-        p.parse_result(p.build_result(3, 1, [7], nan_places=(1,)))
+        r.parse_result(r.build_result(3, 1, [7], nan_places=(1,)))
     with pytest.raises(BadMessage, match="first id"):
-        p.parse_result(p.build_result(3, 1, [7], prompts=[p.PromptAnswer(0, 0, ENTRIES)]))
+        r.parse_result(r.build_result(3, 1, [7], prompts=[r.PromptAnswer(0, 0, ENTRIES)]))
 
 
 def test_steps_and_results_without_them_are_as_they_were() -> None:
@@ -291,7 +293,7 @@ def test_steps_and_results_without_them_are_as_they_were() -> None:
     step = p.build_step(3, 1, slots=(1,), num_tokens=(1,), starts=(4,), flags=(1,), token_ids=(7,))
     known = {field.number for field, _ in pipeline_pb2.Step.FromString(step).ListFields()}
     assert known <= set(range(1, 15))
-    result = pipeline_pb2.StepResult.FromString(p.build_result(3, 1, [7]))
+    result = pipeline_pb2.StepResult.FromString(r.build_result(3, 1, [7]))
     assert {field.number for field, _ in result.ListFields()} == {1, 2, 3}
 
 

@@ -61,7 +61,7 @@ class NativeStep:
             narrow=kv.keys.dtype == torch.bfloat16,
         )
         assert not self.attention.library.shoal_linear_use_isa(self.attention.isa)
-        failed = self.attention.library.shoal_attention(
+        self.units: int = self.attention.library.shoal_attention(
             self.attention.pool,
             ctypes.byref(self._step()),
             pages.keys.data_ptr(),
@@ -71,7 +71,7 @@ class NativeStep:
             qkv.data_ptr(),
             out.data_ptr(),
         )
-        assert not failed and not self.attention.library.shoal_linear_use_isa(None)
+        assert self.units > 0 and not self.attention.library.shoal_linear_use_isa(None)
         kv.keys.copy_(keys.reshape(kv.keys.shape))
         kv.values.copy_(values.reshape(kv.values.shape))
         return out.to(q.dtype)

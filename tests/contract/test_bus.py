@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chassis import subjects
-from chassis.bus import Bus, Entry, Message
+from chassis import job_subjects, subjects
+from chassis.bus import Appended, Bus, Entry, Lag, Message
 from chassis.errors import (
     BusTimeout,
     BusUnavailable,
@@ -25,7 +25,8 @@ from chassis.errors import (
 from chassis.ids import AckToken, RequestId
 from chassis.memory_bus import MemoryBroker, MemoryBus
 from chassis.nats_bus import NatsBus, connect
-from chassis.subjects import LAYOUT, REGISTRY, REQUESTS, RESULTS, Discard, Retention, StreamLayout
+from chassis.stream_layout import Discard, Retention, StreamLayout
+from chassis.subjects import LAYOUT, REGISTRY, REQUESTS, RESULTS
 from shoal.nats_server import NatsServer
 
 MODEL = "some/model v1.5"
@@ -217,6 +218,37 @@ async def expected_sequence(world: World) -> None:
 test_expected_sequence = contract(expected_sequence)
 
 
+async def append_then(world: World) -> None:
+    """What `append` returns or raises is told, of each once and in its own time."""
+    a = await world.bus()
+    told: asyncio.Queue[tuple[int, object]] = asyncio.Queue()
+
+    def begin(number: int, subject: str, expected_seq: int | None = None) -> None:
+        a.append_then(
+            subject, b"x", lambda found: told.put_nowait((number, found)), expected_seq=expected_seq
+        )
+
+    begin(0, result("r"), 0)
+    begin(1, result("r"), 0)
+    begin(2, request("r"))
+    begin(3, request("r"))
+    begin(4, "nowhere.x")
+    assert told.empty(), "told before it was asked"
+    async with asyncio.timeout(5):
+        found = dict([await told.get() for _ in range(5)])
+    assert isinstance(found[0], Appended) and isinstance(found[1], WrongSequence)
+    assert isinstance(found[2], Appended) and isinstance(found[3], SubjectTaken)
+    assert isinstance(found[4], BusUnavailable)
+    last = await a.last(RESULTS, result("r"))
+    assert last is not None and last.seq == found[0].seq
+    with pytest.raises(MessageTooLarge):
+        a.append_then(result("r"), bytes(2 << 20), lambda found: told.put_nowait((5, found)))
+    assert told.empty()
+
+
+test_append_then = contract(append_then)
+
+
 async def last_record(world: World) -> None:
     a = await world.bus()
     assert await a.last(RESULTS, result("r")) is None
@@ -242,6 +274,28 @@ async def last_record(world: World) -> None:
 
 
 test_last_record = contract(last_record)
+
+
+async def scan(world: World) -> None:
+    a = await world.bus()
+    assert [m async for m in a.scan(RESULTS, "shoal.res.*")] == []
+    for i in range(2500):  # more than two batches
+        await a.append(result(f"r{i % 2}"), str(i).encode())
+    found = [m async for m in a.scan(RESULTS, "shoal.res.*")]
+    assert [m.data for m in found] == [str(i).encode() for i in range(2500)]
+    assert found == list(await a.read(RESULTS, "shoal.res.*", 1, 2500))
+    odd = [m.data async for m in a.scan(RESULTS, result("r1"))]
+    assert odd == [str(i).encode() for i in range(1, 2500, 2)]
+    late = [m async for m in a.scan(RESULTS, "shoal.res.*", found[1234].stored_at_ns)]
+    assert late == [m for m in found if m.stored_at_ns >= found[1234].stored_at_ns]
+    first = a.scan(RESULTS, "shoal.res.*")
+    async with contextlib.aclosing(first):
+        assert (await anext(first)).data == b"0"
+    with pytest.raises(BusUnavailable):
+        assert [m async for m in a.scan("NO-SUCH-STREAM", "x")]
+
+
+test_scan = contract(scan)
 
 
 async def one_per_subject(world: World) -> None:
@@ -311,6 +365,26 @@ async def too_large(world: World) -> None:
 
 
 test_too_large = contract(too_large)
+
+
+async def lag(world: World) -> None:
+    a, b = await world.bus("a"), await world.bus("b")
+    assert await b.lag(REQUESTS, CONSUMER) == Lag(0, 0)
+    for name in ("r1", "r2", "r3"):
+        await a.append(request(name), b"1")
+    await a.append(request("other", 6), b"1")
+    assert await b.lag(REQUESTS, CONSUMER) == Lag(3, 0)
+    first, second = await a.fetch(REQUESTS, CONSUMER, 2, 2.0)
+    assert await b.lag(REQUESTS, CONSUMER) == Lag(1, 2)
+    a.nak(second.token, 30.0)  # it is somebody's still
+    a.ack(first.token)
+    await eventually_none(a, REQUESTS, request("r1"))
+    assert await b.lag(REQUESTS, CONSUMER) == Lag(1, 1)
+    with pytest.raises(BusUnavailable):
+        await b.lag(REQUESTS, "nobody")
+
+
+test_lag = contract(lag)
 
 
 async def fetching(world: World) -> None:
@@ -451,6 +525,34 @@ async def layout(world: World) -> None:
 
 
 test_a_drifted_layout_is_refused = contract(layout)
+
+
+async def jobs(world: World) -> None:
+    """One job a subject while it waits, one answer a subject for ever."""
+    a, b = await world.bus("a"), await world.bus("b")
+    await a.ensure_consumer(job_subjects.CONSUMER)
+    await b.ensure_consumer(job_subjects.CONSUMER)
+    with pytest.raises(LayoutDrift, match="jobs|ack_wait"):
+        await a.ensure_consumer(replace(job_subjects.CONSUMER, ack_wait_s=3.0))
+    name = job_subjects.JobName("", "q", "k/1")
+    await a.append(job_subjects.job(name), b"body", headers={"Shoal-Timeout-Ms": "5"})
+    with pytest.raises(SubjectTaken):
+        await b.append(job_subjects.job(name), b"body")
+    (delivery,) = await b.fetch(subjects.JOBS, job_subjects.CONSUMER.name, 10, 2.0)
+    assert delivery.message.headers["Shoal-Timeout-Ms"] == "5"
+    answer = job_subjects.answer(name)
+    await b.append(answer, b"first", expected_seq=0)
+    with pytest.raises((WrongSequence, SubjectTaken)):
+        await a.append(answer, b"second", expected_seq=0)
+    with pytest.raises(SubjectTaken):
+        await a.append(answer, b"by somebody who expects nothing")
+    b.ack(delivery.token)
+    stored = await a.last(subjects.ANSWERS, answer)
+    assert stored is not None and stored.data == b"first"
+    await eventually_none(a, subjects.JOBS, job_subjects.job(name))
+
+
+test_a_job_and_its_answer = contract(jobs)
 
 
 # registry

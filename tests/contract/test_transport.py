@@ -1,26 +1,40 @@
-"""One contract for every transport: memory, TCP and unix sockets, on asyncio and uvloop."""
+"""One contract for every transport: memory, TCP and unix sockets, NIXL over UCX's TCP and shared memory.
+
+On asyncio and on uvloop. RDMA needs hardware, and takes the same code as NIXL's others.
+"""
 
 import asyncio
 import random
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 import uvloop
 
 from chassis.errors import LinkClosed
+from chassis.ids_source import id_source
+from chassis.transport.choice import ChosenTransport
 from chassis.transport.interface import HEADER_BYTES_MAX, Frame, Link, LinkOptions, Transport
+from chassis.transport.kinds import Kind, Links
 from chassis.transport.memory import MemoryNetwork
+from chassis.transport.nixl_agent import Lanes, why_not
 from chassis.transport.tcp import SocketTransport
 
 T = TypeVar("T")
-BACKENDS = ["memory", "tcp", "unix", "tcp-uvloop", "unix-uvloop"]
-SOCKETS = BACKENDS[1:]
+SOCKETS = ["tcp", "unix", "tcp-uvloop", "unix-uvloop"]
+WITHOUT_NIXL = why_not(Lanes.TCP)  # the extra `rdma`
+NIXL = [
+    pytest.param(name, marks=pytest.mark.skipif(WITHOUT_NIXL is not None, reason=str(WITHOUT_NIXL)))
+    for name in ("nixl+tcp", "nixl+shm", "nixl+tcp-uvloop", "nixl+shm-uvloop")
+]
+BACKENDS = ["memory", *SOCKETS, *NIXL]
+new_id = id_source(time.time_ns)
 OPTIONS = LinkOptions(slots=3, slot_bytes=1 << 20, send_timeout_s=2.0)
 
 
@@ -52,6 +66,10 @@ async def pair(backend: str, options: LinkOptions = OPTIONS) -> AsyncIterator[Pa
         if backend == "memory":
             network = MemoryNetwork(delay_s=lambda source, target: 0.001)
             a, b, address = network.transport("a"), network.transport("b"), "mem://b"
+        elif backend.startswith("nixl"):
+            links = Links(kinds=(cast(Kind, backend.partition("-")[0]),))
+            a, b = (ChosenTransport(links, new_id, asyncio.get_running_loop().time) for _ in range(2))
+            address = "tcp://127.0.0.1:0"
         else:
             a, b = SocketTransport(), SocketTransport()
             address = f"unix://{folder}/s" if backend.startswith("unix") else "tcp://127.0.0.1:0"
@@ -352,7 +370,13 @@ def test_closing_a_transport_closes_its_links(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nobody_listens(backend: str) -> None:
     async def body(nodes: Pair) -> None:
-        missing = {"m": "mem://nobody", "t": "tcp://127.0.0.1:9", "u": "unix:///nowhere/s"}[backend[0]]
+        missing = {
+            "memory": "mem://nobody",
+            "tcp": "tcp://127.0.0.1:9",
+            "unix": "unix:///nowhere/s",
+            "nixl+tcp": "nixl+tcp://127.0.0.1:9",
+            "nixl+shm": "nixl+shm://127.0.0.1:9",
+        }[backend.partition("-")[0]]
         with pytest.raises(LinkClosed):
             await soon(nodes.a.dial(missing, b"", OPTIONS, timeout_s=0.5))
 

@@ -56,7 +56,7 @@ class Running:
         return self.run(self.deployment.stop())
 
     def client(self, index: int = 0) -> AsyncClient:
-        return AsyncClient(self.deployment.addresses[index])
+        return AsyncClient(self.deployment.addresses[index], retry=None)
 
     async def bus(self) -> Bus:
         return await nats_bus.connect(self.deployment.nats_url, name="test")

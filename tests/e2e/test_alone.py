@@ -95,10 +95,10 @@ def test_services_find_each_other_and_need_only_their_own(runner: asyncio.Runner
             return False
 
     async def life() -> None:
-        async with strangers_broker(tmp_path) as server, AsyncClient(address) as client:
+        async with strangers_broker(tmp_path) as server, AsyncClient(address, retry=None) as client:
             fake = ("--executor", "fake", "--fake-layers", str(NUM_LAYERS), "--preferred-stage")
             running = [
-                await start(tmp_path, server.url, "gateway", "--grpc-address", address),
+                await start(tmp_path, server.url, "gateway", "--grpc-address", address, "--http-address", ""),
                 await start(tmp_path, server.url, "batcher"),
                 await start(tmp_path, server.url, "shard_worker", *fake, "1"),
             ]
@@ -121,10 +121,14 @@ def test_services_find_each_other_and_need_only_their_own(runner: asyncio.Runner
 def test_up_takes_a_broker_that_runs(runner: asyncio.Runner, tmp_path: Path) -> None:
     """`shoal up --nats URL --stages 3`: no broker of its own, and the other's is left as it was."""
     port = free_port()
-    words = ["--model", "fake", "--stages", "3", "--port", str(port), "--run-dir", str(tmp_path)]
+    words = ["--model", "fake", "--stages", "3", "--port", str(port), "--http-port", "0"]
+    words += ["--run-dir", str(tmp_path)]
 
     async def life() -> None:
-        async with strangers_broker(tmp_path) as server, AsyncClient(f"127.0.0.1:{port}") as client:
+        async with (
+            strangers_broker(tmp_path) as server,
+            AsyncClient(f"127.0.0.1:{port}", retry=None) as client,
+        ):
             await server.start()
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "shoal", "up", *words, "--nats", server.url),
@@ -134,7 +138,7 @@ def test_up_takes_a_broker_that_runs(runner: asyncio.Runner, tmp_path: Path) -> 
             )
             assert process.stderr is not None
             while line := await process.stderr.readline():
-                if b"serving gRPC" in line:
+                if b"bus at" in line:
                     break
             assert server.url.encode() in line, "it serves, over that broker"
             answer = await ask(client, Answer(call([1, 2, 3], 10)))

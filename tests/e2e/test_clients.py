@@ -1,6 +1,7 @@
 """Clients that know nothing of Shoal's code: by reflection, by health checks, over plain NATS, by command."""
 
 import asyncio
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
@@ -16,6 +17,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_tools import protoc  # type: ignore[import-untyped]
 
+from gateway.admission import request_id_of
 from shard_worker.fake_model import oracle
 from tests.e2e.rig import ROOT, Answer, Running, ask, call
 from tests.sim.clients import NUM_LAYERS
@@ -101,7 +103,9 @@ def test_any_nats_client_can_read_results(calm: Running, tmp_path: Path) -> None
     assert record["terminal"]["usage"] == {"promptTokens": 2, "outputTokens": 12}
 
 
-def test_the_command_streams_an_answer(calm: Running) -> None:
+def test_the_command_streams_an_answer(calm: Running, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+
     async def shoal(*words: str) -> str:
         command = (sys.executable, "-m", "shoal", *words, "--run-dir", str(calm.deployment.run_dir))
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
@@ -116,5 +120,30 @@ def test_the_command_streams_an_answer(calm: Running) -> None:
         words = ("generate", "hello", "--temperature", "0", "--max-tokens", "6", "--ids")
         assert (await shoal(*words)).split() == [str(i) for i in made]
         assert "fake  context 4096  vocabulary 512  chat" in await shoal("models")
+        await shoal(*words, "--client-key", "of the command")
+        request_id = request_id_of("", "of the command")
+        assert (await shoal("resume", request_id, "--ids")).split() == [str(i) for i in made]
+        held.write_text(" ".join(map(str, made[:2])))
+        rest = await shoal("resume", request_id, "--ids", "--held", str(held))
+        assert rest.split() == [str(i) for i in made[2:]]
+
+    calm.run(life())
+
+
+def test_an_interrupt_ends_an_answer_and_not_the_chat(calm: Running) -> None:
+    async def life() -> None:
+        words = ["-m", "shoal", "chat", "--run-dir", str(calm.deployment.run_dir), "--ignore-eos"]
+        words += ["--max-tokens", "100"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, cwd=ROOT, stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(b"hello\n")
+        assert await process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert (await process.stderr.readline()).startswith(b"[cancelled: ")
+        process.stdin.write(b"again\n/quit\n")
+        _, said = await process.communicate()
+        assert said.startswith(b"[length: 100 tokens") and process.returncode == 0
 
     calm.run(life())

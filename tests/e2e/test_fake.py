@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from statistics import fmean
 
 import grpc
 import grpc.aio
@@ -9,7 +10,8 @@ import pytest
 
 from chassis.messages.request import Reason, Terminal
 from chassis.wire import gateway_pb2_grpc
-from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, oracle
+from gateway.admission import choice_seed
+from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, logprobs_of, oracle
 from shoal.client import Accepted, AsyncClient, Finished, Params, ShoalError, build_generate
 from tests.e2e.rig import (
     Answer,
@@ -97,6 +99,34 @@ def test_choices_draw_with_seeds_of_their_own(calm: Running) -> None:
                 alone = await ask(client, Answer(answers[choice].call))
                 assert alone.ids == answers[choice].ids
         assert answers[0].call.seed == 9 and len({tuple(a.ids) for a in answers.values()}) == 3
+
+    calm.run(life())
+
+
+def test_the_best_of_four_are_those_that_are_best_alone(calm: Running) -> None:
+    async def life() -> None:
+        asked = call([1, 2, 3], 12, temperature=1.0, ignore_eos=False)
+        assert asked.token_ids is not None
+        async with calm.client() as client:
+            alone: list[tuple[float, int]] = []
+            generated = 0
+            for candidate in range(4):
+                said = replace(asked, seed=choice_seed(9, candidate), top_logprobs=0)
+                answer = await ask(client, Answer(said))
+                alone.append((-fmean(logprobs_of(i, 0).logprob for i in answer.ids), candidate))
+                generated += len(answer.ids)
+            best = [choice_seed(9, candidate) for _, candidate in sorted(alone)[:2]]
+            told = replace(params(asked), seed=9, n=2, best_of=4)
+            events = [event async for event in client.generate(asked.token_ids, told)]
+            answers = [Answer(replace(asked, seed=seed)) for seed in best]
+            for event in events[1:]:
+                answers[event.choice].take(event)
+            for answer in answers:
+                answer.check()
+                assert answer.end is not None and answer.end.generated_tokens == generated
+            opening, *accepted = [event for event in events if isinstance(event, Accepted)]
+            assert opening == events[0] and opening.seed == 9
+            assert [event.seed for event in accepted] == best
 
     calm.run(life())
 

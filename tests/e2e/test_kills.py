@@ -13,7 +13,9 @@ from chassis.bus import Bus
 from chassis.messages.registry import parse_batcher
 from shoal.client import AsyncClient, ShoalError
 from shoal.why import collect
+from tests.e2e.receipts import checked_receipts
 from tests.e2e.rig import (
+    STREAMS,
     Answer,
     Running,
     amid,
@@ -39,6 +41,7 @@ def shoal(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> I
     """Whoever dies is started again."""
     with running(runner, fake_plan(tmp_path_factory.mktemp("kills"), gateways=2)) as made:
         yield made
+        made.run(receipts_told(made))
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,16 @@ def doubled(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) ->
     plan = fake_plan(tmp_path_factory.mktemp("doubled"), spares=1, batchers=2, restart=False)
     with running(runner, plan) as made:
         yield made
+        made.run(receipts_told(made))
+
+
+async def receipts_told(shoal: Running) -> None:
+    """Whoever died meanwhile: each request that ended has one."""
+    bus = await shoal.bus()
+    try:
+        assert len(await checked_receipts(bus)) >= STREAMS
+    finally:
+        await bus.close()
 
 
 async def explained(shoal: Running, answers: list[Answer]) -> None:

@@ -35,7 +35,9 @@ async def shoal(*words: str | Path) -> Process:
 async def up(folder: Path) -> Process:
     config = folder / "shoal.toml"
     config.write_text(CONFIG)
-    return await shoal("up", "--model", "fake", "--port", "0", "--run-dir", folder, "--config", config)
+    return await shoal(
+        "up", "--model", "fake", "--port", "0", "--http-port", "0", "--run-dir", folder, "--config", config
+    )
 
 
 async def serving(process: Process) -> None:
@@ -78,7 +80,7 @@ def test_signals_drain_and_nothing_is_lost(runner: asyncio.Runner, tmp_path: Pat
     async def life() -> None:
         process = await up(tmp_path)
         await serving(process)
-        async with AsyncClient(address(tmp_path)) as client, asyncio.TaskGroup() as group:
+        async with AsyncClient(address(tmp_path), retry=None) as client, asyncio.TaskGroup() as group:
             group.create_task(until_lost(client))
             for answer in short:
                 group.create_task(ask(client, answer))
@@ -95,7 +97,7 @@ def test_signals_drain_and_nothing_is_lost(runner: asyncio.Runner, tmp_path: Pat
         process = await up(tmp_path)
         await serving(process)
         before = len(long.heard_s)
-        async with AsyncClient(address(tmp_path)) as client:
+        async with AsyncClient(address(tmp_path), retry=None) as client:
             await resume(client, long)
         long.check()
         assert len(long.heard_s) > before + 50  # it was still being made

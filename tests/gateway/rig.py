@@ -239,7 +239,7 @@ class Rig:
     @asynccontextmanager
     async def gateway(self, name: str = "gw1", **settings: Any) -> AsyncIterator[Gateway]:
         """Runs until the block ends; its crash is the test's."""
-        service = Gateway(Config(**({"grpc_address": ""} | settings)), self.ports(name))
+        service = Gateway(Config(**({"grpc_address": "", "http_address": ""} | settings)), self.ports(name))
         async with asyncio.TaskGroup() as group:
             task = group.create_task(service.run())
             await until(lambda: service._standing or task.done())

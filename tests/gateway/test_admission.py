@@ -12,6 +12,7 @@ from chassis.errors import Code, Status
 from chassis.ids import GatewayId, RequestId
 from chassis.messages.gateway import GenerateCall, Turn
 from chassis.messages.request import Limits, Request, Sampling, build_request, parse_request
+from chassis.messages.sampling import Grammar, GrammarKind
 from gateway.admission import (
     CallLimits,
     ModelFacts,
@@ -81,6 +82,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"timeout_ms": 60_001}, "timeout_ms: 60001; up to 60000"),
     ({"resume_window_s": 3601}, "resume_window_s: 3601; up to 3600"),
     ({"stream_interval": 1025}, "stream_interval: 1025; up to 1024"),
+    ({"queue_timeout_ms": 3_600_001}, "queue_timeout_ms: 3600001; up to 3600000"),
     ({"client_key": "k" * 257}, "client_key: at most 256 bytes"),
 ]
 
@@ -151,6 +153,11 @@ def test_the_shorter_deadline_counts(timeout_ms: int, time_left_ms: int | None, 
     assert admitted(call).timeout_ms == expected
 
 
+def test_a_job_lives_without_a_client() -> None:
+    assert admitted(replace(TEXT, job=True)).resume_window_ms == 0xFFFFFFFF
+    assert admitted(replace(TEXT, resume_window_s=2)).resume_window_ms == 2000
+
+
 def test_tiny_temperature_is_greedy() -> None:
     assert admitted(replace(TEXT, temperature=1e-6)).sampling.temperature == 0.0
 
@@ -200,10 +207,16 @@ CHANGES: dict[str, Any] = {
     "bad_words": ("x",),
     "top_logprobs": 1,
     "n": 1,
+    "best_of": 2,
     "prompt_logprobs": 0,
+    "grammar": Grammar(GrammarKind.REGEX, "a"),
+    "tools": ("{}",),
     "stream_interval": None,  # how it is told, not what
+    "queue_timeout_ms": None,  # nor how long it may wait
     "tenant": None,  # part of the id
+    "key": None,
     "time_left_ms": None,
+    "job": None,  # nor for whom
 }
 
 
@@ -213,7 +226,8 @@ def test_digest_tells_every_field_of_the_body() -> None:
     digests = {body_digest(body, "m") for body in [TEXT, *bodies]} | {body_digest(TEXT, "n")}
     # chat wins over prompt in the encoding, and only one is ever given
     assert len(digests) == len(bodies) + 2 - 1
-    same = replace(TEXT, client_key="k", tenant="t", time_left_ms=5, model="m", stream_interval=8)
+    same = replace(TEXT, client_key="k", tenant="t", key="x", time_left_ms=5, model="m", stream_interval=8)
+    same = replace(same, queue_timeout_ms=5, job=True)
     assert body_digest(same, "m") == body_digest(TEXT, "m")
 
 

@@ -21,6 +21,7 @@ from gateway.clients import Client
 from gateway.detokenizer import OutputText
 from gateway.event_sizes import EVENT_BYTES_MAX, PLAIN_LEN, fitting
 from gateway.events import Accept, End
+from gateway.line import Line
 
 TABLE = TokenBytes.of([bytes([b]) for b in range(256)])
 R = RequestId("r")
@@ -170,3 +171,23 @@ def test_text_alone_is_cut_too_and_short_answers_are_not_looked_at() -> None:
 
 def test_one_id_goes_whatever_its_size() -> None:
     assert fitting((1, 2), (TokenLogprobs(-1.0, 1),), lambda token_id: bytes(EVENT_BYTES_MAX)) == 1
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_place_in_line_ends_with_the_first_id_or_the_end(begins: bool) -> None:
+    async def main() -> None:
+        line = Line()
+        client = Client(1, R, waiting=line.enter(5, 0.0))
+        client.accept(Accept(1, R, "m", (), (), None), OutputText(TABLE))
+        assert len(line) == 1
+        if begins:
+            client.pass_on(0, (97,))
+        else:
+            client.fail(Status(Code.UNAVAILABLE, "gone", 0))
+            client.leave_line()
+        assert len(line) == 0
+        client.leave_line()
+        client.finish(End(1, Reason.LENGTH, 1, None, Usage(), Timings(), Attempt(1)))
+        assert len(line) == 0
+
+    asyncio.run(main())

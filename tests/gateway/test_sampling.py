@@ -15,7 +15,7 @@ from chassis.messages.card import TokenBytes
 from chassis.messages.gateway import Accepted, Delta, Finished, GenerateCall, IdLogprobs, TopLogprob
 from chassis.messages.ownership import CancelAsk, TakeoverAnswer, TakeoverQuestion, build_takeover_question
 from chassis.messages.request import Reason, Request
-from chassis.messages.sampling import UNTOLD, Sampling, Shaping, TokenLogprobs
+from chassis.messages.sampling import UNTOLD, Grammar, GrammarKind, Sampling, Shaping, TokenLogprobs
 from gateway.admission import ModelFacts, admit, check_call, choice_id, choice_seed, of_choice
 from gateway.sampling import forms_of
 from tests.gateway.rig import Job, Reader, Rig, ScriptedBatcher, byte_card, call, run, until
@@ -44,6 +44,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"typical_p": 0.0}, "typical_p: 0; above 0, up to 1"),
     ({"typical_p": math.nan}, "typical_p: nan; above 0, up to 1"),
     ({"repetition_penalty": 0.0}, "repetition_penalty: 0; above 0, up to 2"),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty: 4.94066e-324; above 0, up to 2"),  # 0 in a message
+    ({"top_p": 1e-46}, "top_p: 1e-46; above 0, up to 1"),
     ({"repetition_penalty": 2.5}, "repetition_penalty: 2.5; above 0, up to 2"),
     ({"presence_penalty": -2.1}, "presence_penalty: -2.1; -2 to 2"),
     ({"frequency_penalty": math.inf}, "frequency_penalty: inf; -2 to 2"),
@@ -443,6 +445,11 @@ RANGES: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
     "allowed_token_ids": ("16384 ids", ((1,) * 16384,), ((1,) * 16385,)),
     "bad_words": ("64 strings of 256 bytes", (("x" * 256,) * 64,), (("x" * 257,), ("x",) * 65)),
     "min_tokens": ("0 to `max_tokens`", (0, 8), (-1, 9)),
+    "grammar": (
+        "65536 bytes, 64 deep",
+        (Grammar(GrammarKind.REGEX, "a" * 65536), Grammar(GrammarKind.LARK, "(" * 64)),
+        (Grammar(GrammarKind.REGEX, "a" * 65537), Grammar(GrammarKind.LARK, "(" * 65)),
+    ),
     "max_tokens": ("at least 1", (8,), (0,)),
     "stop_token_ids": ("64 ids", ((1,) * 64,), ((1,) * 65,)),
     "stop": ("16 strings of 256 bytes", (("x" * 256,) * 16,), (("x" * 257,), ("x",) * 17)),
@@ -451,6 +458,7 @@ RANGES: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
     "top_logprobs": ("0 to 20", (0, 20), (-1, 21)),
     "prompt_logprobs": ("0 to 20", (0, 20), (-1, 21)),
     "n": ("1 to 16", (1, 16), (0, 17)),
+    "best_of": ("`n` to 16", (1, 16), (0, 17)),
     "stream_interval": ("0 to 1024", (0, 1024), (-1, 1025)),
 }
 
@@ -476,7 +484,10 @@ def test_every_sampling_parameter_is_documented_with_its_range_and_default() -> 
     assert {n: each for n, (each, _) in table.items()} == {n: each for n, (each, _, _) in RANGES.items()}
     assert all(default for name, (_, default) in table.items() if name != "max_tokens")
     fields_of_calls = {field.name for field in fields(GenerateCall)}
-    others = "model chat prompt token_ids priority timeout_ms resume_window_s client_key tenant time_left_ms"
+    others = (
+        "model chat tools prompt token_ids priority timeout_ms queue_timeout_ms resume_window_s client_key"
+    )
+    others += " tenant key time_left_ms job"
     assert fields_of_calls == RANGES.keys() | set(others.split())
 
 

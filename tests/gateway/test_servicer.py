@@ -1,7 +1,7 @@
 """The gRPC door over loopback: events, errors, deadlines, departures, garbage, health, reflection."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,8 +18,6 @@ from chassis.messages.gateway import (
     Delta,
     Finished,
     GenerateCall,
-    GenerateEvent,
-    ModelInfo,
     Turn,
 )
 from chassis.messages.request import Reason, Timings, Usage
@@ -28,64 +26,15 @@ from chassis.wire import gateway_pb2 as pb
 from chassis.wire import gateway_pb2_grpc as pb_grpc
 from gateway.config import Config
 from gateway.servicer import serve
+from tests.gateway.fake_front import FakeFront
 from tests.gateway.rig import Rig, run, until
 
 INFERENCE = "shoal.v1.Inference"
 
 
-class FakeFront:
-    """Plays what the test wrote down and notes what it was asked."""
-
-    def __init__(self) -> None:
-        self.ready = True
-        self.events: list[GenerateEvent | Exception | asyncio.Event] = []
-        self.calls: list[Any] = []
-        self.left = asyncio.Event()
-
-    async def _play(self) -> AsyncGenerator[GenerateEvent, None]:
-        try:
-            for event in self.events:
-                if isinstance(event, asyncio.Event):
-                    await event.wait()
-                elif isinstance(event, Exception):
-                    raise event
-                else:
-                    yield event
-        finally:
-            self.left.set()
-
-    def generate(
-        self, call: GenerateCall, caller: TraceContext | None = None
-    ) -> AsyncGenerator[GenerateEvent, None]:
-        self.calls.append((call, caller))
-        return self._play()
-
-    def resume(
-        self,
-        request_id: str,
-        output_ids: tuple[int, ...],
-        tenant: str = "",
-        caller: TraceContext | None = None,
-    ) -> AsyncGenerator[GenerateEvent, None]:
-        self.calls.append((request_id, output_ids, tenant))
-        return self._play()
-
-    async def cancel(self, request_id: str, tenant: str = "") -> None:
-        self.calls.append((request_id, tenant))
-        if request_id == "gone":
-            raise Status(Code.NOT_FOUND, "request_id: 'gone' is not known")
-
-    async def tokenize(self, call: GenerateCall) -> tuple[int, ...]:
-        self.calls.append(call)
-        return (1, 2, 300)
-
-    def list_models(self) -> list[ModelInfo]:
-        return [ModelInfo("m", "d", 8, 9, True)]
-
-
 @asynccontextmanager
 async def door(front: FakeFront, **settings: Any) -> AsyncIterator[tuple[Any, grpc.aio.Channel]]:
-    config = Config(**({"grpc_address": "127.0.0.1:0", "tenant": "t"} | settings))
+    config = Config(**({"grpc_address": "127.0.0.1:0"} | settings))
     async with serve(front, config) as address, grpc.aio.insecure_channel(address) as channel:
         yield pb_grpc.InferenceStub(channel), channel  # type: ignore[no-untyped-call]
 
@@ -102,7 +51,7 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
 
 def most_ms(deadline_ms: int) -> int:
     """What may arrive of a call's deadline: gRPC rounds it up to its third digit on the wire."""
-    digit = max(1, 10 ** (len(str(deadline_ms)) - 3))
+    digit: int = 10 ** max(0, len(str(deadline_ms)) - 3)
     return deadline_ms + digit
 
 

@@ -588,6 +588,17 @@ def test_finish_that_fits_ends() -> None:
     assert desk.core.idle
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"), [(Reason.REFUSED, Code.UNAVAILABLE), (Reason.DEADLINE, Code.DEADLINE_EXCEEDED)]
+)
+def test_a_refusal_is_a_status_with_its_cause_and_a_hint(reason: Reason, code: Code) -> None:
+    desk = Desk().opened()
+    desk.chunk(A, finishes=(replace(finish(1, (), reason), error="too many wait", retry_ms=700),))
+    fail = desk.one(Fail)
+    assert isinstance(fail, Fail) and (fail.code, fail.retry_ms) == (code, 700)
+    assert "too many wait" in fail.message
+
+
 def test_finish_that_is_not_a_stop_may_be_shorter() -> None:
     desk = Desk().opened()
     desk.chunk(A, part(1, (5, 6)))

@@ -3,12 +3,22 @@
 import hashlib
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
 from chassis.errors import RpcRejected
 from chassis.ids import BlockHash, BlockId, Epoch
-from chassis.messages.kvstore import NO_PARENT, Attach, Attached, Commit, Exchange, Exchanged, PoolRef
+from chassis.messages.kvstore import (
+    NO_PARENT,
+    Attach,
+    Attached,
+    Commit,
+    Exchange,
+    Exchanged,
+    Locate,
+    PoolRef,
+)
 from kvstore.ledger import Ledger
 
 REF = PoolRef("g", Epoch(7), 1)
@@ -35,6 +45,7 @@ def attach(
     committed: Sequence[tuple[int, BlockHash]] = (),
     stamps: Sequence[str] = ("w.1",),
     prior: tuple[int, int] | None = None,
+    block_size_tokens: int = 16,
 ) -> Attached:
     """`prior`: who had the memory last; by default whoever had it here."""
     known = ledger.pools.get(ref.generation)
@@ -45,7 +56,7 @@ def attach(
             pool=ref,
             worker_stamps=tuple(stamps),
             num_blocks=num_blocks,
-            block_size_tokens=16,
+            block_size_tokens=block_size_tokens,
             namespace="n",
             held=ids(*held),
             committed=tuple((BlockId(b), h) for b, h in committed),
@@ -301,6 +312,8 @@ def test_an_attach_has_limits() -> None:
     refused(lambda: attach(ledger, num_blocks=9), "INVALID_ARGUMENT", "num_blocks: 9 is above 8")
     refused(lambda: attach(ledger, num_blocks=0), "INVALID_ARGUMENT", "num_blocks: must be at least 1")
     refused(lambda: attach(ledger, PoolRef("", Epoch(1), 1)), "INVALID_ARGUMENT", "pool.generation")
+    for size in (0, 65_536):
+        refused(partial(attach, ledger, block_size_tokens=size), "INVALID_ARGUMENT", "must be 1 to")
     refused(lambda: attach(ledger, stamps=["s"] * 1025), "INVALID_ARGUMENT", "worker_stamps: more than 1024")
 
 
@@ -483,3 +496,21 @@ def test_a_match_and_an_exchange_of_64_blocks_cost_under_200_us() -> None:
         best_s = min(best_s, time.perf_counter() - start_s)
         assert len(table) == 64 and len(leased) == 32
     assert best_s < 200e-6
+
+
+def test_what_pools_hold_of_a_prompt_is_told_and_not_leased() -> None:
+    ledger = Ledger()
+    for generation, stamp, labels in (("g", "w.1", "abc"), ("h", "w.2", "abd"), ("i", "w.3", "x")):
+        ref = PoolRef(generation, Epoch(7), 1)
+        attach(ledger, ref, stamps=(stamp,))
+        named = chain(*labels)
+        leased = ledger.exchange(Exchange(ref, lease_count=len(labels))).leased
+        parents = (NO_PARENT, *named)
+        commits = tuple(Commit(b, c, p) for b, c, p in zip(leased, named, parents, strict=False))
+        ledger.exchange(Exchange(ref, commits=commits, releases=leased[:1]))
+    before = ledger.stats()
+    asked = (chain("a", "b", "c", "e"), chain("y"), chain("a", "b", "d"))
+    assert ledger.locate(Locate("n", 16, asked)) == (("g", (3, 0, 2)), ("h", (2, 0, 3)))
+    assert ledger.locate(Locate("n", 32, asked)) == () == ledger.locate(Locate("other", 16, asked))
+    assert ledger.stats() == before
+    ledger.check()

@@ -33,6 +33,28 @@ class AcksBeforeTheRecord(Tenure):
 
 
 @dataclass(slots=True)
+class AcksBeforeItsReceipt(Tenure):
+    def _settle_up(self, record: Terminal, leaves_as: str) -> None:
+        self.turn.out.append(e.Ack(self.token))
+        Tenure._settle_up(self, record, leaves_as)
+
+
+@dataclass(slots=True)
+class TakesAnUnknownReceiptForWritten(Tenure):
+    def _on_receipt(self, outcome: e.Write) -> None:
+        Tenure._on_receipt(self, e.Write.STORED)
+
+
+@dataclass(slots=True)
+class WritesNoReceiptOfAnothersEnd(Tenure):
+    def _on_terminal(self, record: Terminal) -> None:
+        if record.boot == self.turn.boot:
+            Tenure._on_terminal(self, record)
+        else:
+            self.leave("ended elsewhere", ack=True)
+
+
+@dataclass(slots=True)
 class FinishesBeforeTheRecord(Tenure):
     def _write_terminal(self) -> None:
         Tenure._write_terminal(self)
@@ -211,6 +233,15 @@ DIFFER: dict[str, object] = {"same": False, "batchers": 2, "timeout_s": 0.0}
 
 RULES = (
     Rule("acks before the record", {"core": core(AcksBeforeTheRecord)}),
+    Rule("acks before the receipt", {"core": core(AcksBeforeItsReceipt)}),
+    Rule(
+        "takes an unknown receipt for written", {"core": core(TakesAnUnknownReceiptForWritten)}, ("receipt",)
+    ),
+    Rule(
+        "writes no receipt of another's end",
+        {"core": core(WritesNoReceiptOfAnothersEnd)},
+        ("killed", "early", "stopped"),
+    ),
     Rule("finishes before the record", {"core": core(FinishesBeforeTheRecord)}),
     Rule("sends before the claim is stored", {"core": core(SendsBeforeTheClaim)}),
     Rule("takes unknown for stored", {"core": core(TakesUnknownForStored)}, ("write",)),

@@ -59,7 +59,7 @@ def walk(seed: int, words: tuple[str, ...] = (), **fixed: object) -> World:
 
 WEIGHTS: dict[str, float] = {"deliver_item": 6, "admit": 3, "deliver_message": 3}
 SLOW = ["write", "write done", "read done", "part", "takeover?", "takeover answer", "owner answer", "refused"]
-SLOW += ["attach", "gateway read done", "cancel write", "finish", "ack", "late write"]
+SLOW += ["attach", "gateway read done", "cancel write", "finish", "ack", "late write", "receipt"]
 
 
 def choose(

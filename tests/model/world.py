@@ -1,7 +1,7 @@
 """The real `Ownership` of two batchers in a world of toys: broker, schedulers, two gateways, one client.
 
 Whatever is in flight may arrive in any order; time passes only when somebody lets it. `actions` lists
-what may happen next, `apply` does it and checks the invariants S1 to S7; `settle` lets a fair end come.
+what may happen next, `apply` does it and checks the invariants S1 to S8; `settle` lets a fair end come.
 """
 
 import random
@@ -29,7 +29,9 @@ from tests.model.toy_gateway import Client, Ids, ToyGateway
 
 R = RequestId("r1")
 LOSSY = {"ask", "owner answer", "takeover?", "takeover answer", "part", "finish", "attach", "attach answer"}
-LOSSY |= {"cancel ask", "detached", "refused", "ack", "nak"}
+LOSSY |= {"take", "cancel ask", "detached", "refused", "ack", "nak"}
+TAKE = -1  # in place of a call: the answer is to one who gives
+NOT_FOR_IT = {"write", "read", "late write", "receipt", "late receipt"}  # though it names who sent it
 TO_GATEWAY = {"takeover?", "part", "finish", "attach answer"}
 
 
@@ -119,6 +121,7 @@ class World:
         self.last_served = self.now
         self.closed: list[str] = []
         self.letters = 0
+        self.receipts: list[Terminal] = []
         self.request = Request(
             id=R,
             tenant="t",
@@ -156,7 +159,7 @@ class World:
         if item.kind in TO_GATEWAY:
             return self.gateways[item.to].state != "attaching" or item.kind == "attach answer"
         process = self._at(item.to)
-        return process is None or not process.stopped or item.kind in ("write", "read", "late write")
+        return process is None or not process.stopped or item.kind in NOT_FOR_IT
 
     def fair(self) -> list[Action]:
         """What happens when nothing fails, the oldest first and time last."""
@@ -183,7 +186,7 @@ class World:
             label = f"{item.kind} > {item.to}"
             if item.kind in LOSSY:
                 found.append(Action(f"{label} lost", "fault", "lose_item", (k, "lost")))
-            elif item.kind in ("write", "publish", "cancel write"):
+            elif item.kind in ("write", "receipt", "publish", "cancel write"):
                 hows = ("lost", "unanswered", "late")
                 found += [Action(f"{label} {how}", "fault", "lose_item", (k, how)) for how in hows]
             elif item.kind == "read":
@@ -204,6 +207,8 @@ class World:
         yield Action(f"{name} stopped", "fault", "set_flag", (name, "stopped", True))
         if p.connected:
             yield Action(f"{name} partitioned", "fault", "set_flag", (name, "connected", False))
+        if p.waiting and p.connected and len(self.processes) > 1:
+            yield Action(f"{name} gives it away", "fault", "give_away", (name,))
         if not p.hung:
             yield Action(f"{name} hangs", "fault", "set_flag", (name, "hung", True))
             yield Action(f"{name} drains", "fault", "drain", (name,))
@@ -292,6 +297,13 @@ class World:
                     self._append(record, expected)  # type: ignore[arg-type]
                 elif how == "late":
                     self.post("late write", item.to, record, expected)
+            case "receipt":
+                call, record = item.args
+                self.post("write done", item.to, call, e.Write.UNKNOWN, 0)
+                if how == "unanswered":
+                    self._write_receipt(record)  # type: ignore[arg-type]
+                elif how == "late":
+                    self.post("late receipt", item.to, record)
             case "cancel write":
                 if how == "unanswered":
                     self._append(*item.args)  # type: ignore[arg-type]
@@ -305,6 +317,8 @@ class World:
                     self.post("late publish", "broker")
             case "read":
                 self.post("read done", item.to, item.args[0], None, 0, True)
+            case "take":
+                self.post("take answer", str(item.args[0]), False)
 
     def _store(self) -> bool:
         if self.message is not None:
@@ -354,6 +368,22 @@ class World:
     def _on_late_write(self, _: str, record: Record, expected: int) -> None:
         self._append(record, expected)
 
+    def _write_receipt(self, record: Terminal) -> bool:
+        """False: there is one."""
+        if self._last()[1] != record:
+            raise Bad("S8: a receipt of something else than the terminal record")
+        if self.receipts:
+            return False
+        self.receipts.append(record)
+        return True
+
+    def _on_receipt(self, boot: str, call: int, record: Terminal) -> None:
+        done = e.Write.STORED if self._write_receipt(record) else e.Write.REFUSED
+        self.post("write done", boot, call, done, 0)
+
+    def _on_late_receipt(self, _: str, record: Terminal) -> None:
+        self._write_receipt(record)
+
     def _on_write_done(self, boot: str, call: int, outcome: e.Write, seq: int) -> None:
         p = self._at(boot)
         if p is not None:
@@ -381,6 +411,19 @@ class World:
 
     def _on_owner_answer(self, boot: str, call: int, mine: bool, answered: bool) -> None:
         self._hears(boot, e.OwnerAnswered(self.now, R, call, mine, answered))
+
+    def _on_take(self, boot: str, giver: str, token: str, age_s: float) -> None:
+        p = self._at(boot)
+        if p is None or not p.connected:
+            self.post("take answer", giver, False)
+            return
+        self.serial += 1
+        self.replies[self.serial] = (giver, TAKE)
+        p.born_at = self.now - age_s if not p.core.holds(R) else p.born_at
+        self.tell(p, e.TakeAsked(self.now, self.request, AckToken(token), age_s, self.serial))
+
+    def _on_take_answer(self, boot: str, taken: bool) -> None:
+        self._hears(boot, e.TakeAnswered(self.now, R, taken))
 
     def _hears(self, boot: str, event: e.OwnershipEvent) -> None:
         p = self._at(boot)
@@ -470,7 +513,7 @@ class World:
         p = self.processes[name]
         p.up, p.core = False, self.setting.core(p.boot)
         if buffers_too:
-            mine = {"write", "read", "ask", "takeover?", "part", "finish", "ack", "nak"}
+            mine = {"write", "receipt", "read", "ask", "takeover?", "part", "finish", "ack", "nak"}
             self.items = [i for i in self.items if not (i.kind in mine and p.boot in (i.to, *i.args))]
 
     def restart(self, name: str) -> None:
@@ -513,6 +556,10 @@ class World:
             ids, p.sequence = tuple(p.sequence), None
             self.tell(p, e.Ended(self.now, R, Reason.STOP, ids, None, Usage(1, 0, len(ids)), Timings()))
 
+    def give_away(self, name: str) -> None:
+        other = next(p for p in self.processes.values() if p.name != name)
+        self.tell(self.processes[name], e.GiveAway(self.now, R, other.boot))
+
     def lose_worker(self, name: str) -> None:
         self.tell(self.processes[name], e.WorkersDied(self.now, (R,)))
 
@@ -553,6 +600,13 @@ class World:
                     self.post("write done", p.boot, effect.call, e.Write.UNKNOWN, 0)
                     if self.rng.random() < 0.3:
                         self.post("late write", p.boot, effect.record, effect.expected_seq)
+            case e.WriteReceipt():
+                if p.connected:
+                    self.post("receipt", p.boot, effect.call, effect.record)
+                else:
+                    self.post("write done", p.boot, effect.call, e.Write.UNKNOWN, 0)
+                    if self.rng.random() < 0.3:
+                        self.post("late receipt", p.boot, effect.record)
             case e.ReadLast():
                 if p.connected:
                     self.post("read", p.boot, effect.call)
@@ -571,7 +625,12 @@ class World:
                     self.post("takeover?", gateway, effect.attempt, p.boot)
             case e.AnswerOwner():
                 asker, call = self.replies.pop(effect.reply)
-                self.post("owner answer", asker, call, effect.mine, True)
+                if call == TAKE:
+                    self.post("take answer", asker, effect.mine)
+                else:
+                    self.post("owner answer", asker, call, effect.mine, True)
+            case e.Give():
+                self.post("take", effect.boot, p.boot, effect.token, effect.age_s)
             case e.AnswerAttach():
                 gateway, _ = self.replies.pop(effect.reply)
                 self.post("attach answer", gateway, effect.kind.value)
@@ -659,6 +718,8 @@ class World:
         terminal = last if isinstance(last, Terminal) else None
         if self.accepted and self.message is None and terminal is None:
             raise Bad("S3: an accepted request has neither message nor terminal record")
+        if self.accepted and self.message is None and not self.receipts:
+            raise Bad("S8: the message went before the receipt")
         holders = [g.ids for g in self.gateways.values() if g.state in ("open", "attaching")]
         client = self.client
         if client.at is None:
@@ -701,6 +762,8 @@ class World:
             states = {name: p.core.state(R).value for name, p in self.processes.items()}
             gateways = {name: g.state for name, g in self.gateways.items()}
             raise Bad(f"S3/S4/S6: it does not end: {states} {gateways} {self.message} {self._last()}")
+        if self.receipts != [record for _, record in self.log if isinstance(record, Terminal)]:
+            raise Bad(f"S8: receipts {self.receipts}, the log ends with {self._last()}")
 
     def quiet(self) -> bool:
         busy = any(len(p.core) for p in self.processes.values())

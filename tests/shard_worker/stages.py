@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shard_worker.attention.cpu import CpuAttention
-from shard_worker.executor import Loaded, ModelFacts, StageSpec, StepInputs, StepOutput
-from shard_worker.kv_tensors import KvForm, allocate
+from shard_worker.executor import U32, Loaded, ModelFacts, Pages, StageSpec, StepInputs, StepOutput
+from shard_worker.kv_tensors import KvForm, allocate, pages_of
 from shard_worker.model.families import stage_weights
 from shard_worker.model.layers import Precision
 from shard_worker.model.stage import Stage, StageMemory
@@ -41,6 +41,7 @@ class StageExecutor:
     """One stage with KV memory; samples greedily and keeps the logits it saw."""
 
     facts: ModelFacts
+    pages: Pages | None = None
 
     def __init__(
         self, checkpoint: TensorSource, make: Callable[[StageWeights], Stage], num_blocks: int = 120
@@ -54,8 +55,12 @@ class StageExecutor:
         self._stage = self._make(stage_weights(self._checkpoint, spec.first_layer, spec.end_layer))
         form = getattr(self._stage, "kv_form", KvForm(torch.float32))
         kv = allocate(config, num_layers, self._num_blocks, spec.block_size_tokens, form)
+        self.pages = pages_of(kv, spec.block_size_tokens, form)
         self._stage.attach(StageMemory(kv, spec.block_size_tokens, spec.step_tokens_max))
         return Loaded(self._num_blocks, True)
+
+    def copy_blocks(self, sources: U32, targets: U32) -> None:
+        raise AssertionError("nobody shares a prompt here")
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         sent = self._stage.run(inputs, activations)

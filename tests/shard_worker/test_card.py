@@ -153,9 +153,10 @@ def test_a_gguf_file_of_the_same_model_gives_the_same_tokens(tmp_path: Path) -> 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny_models.make(tmp_path)
-    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
-    with pytest.raises(LoadFailed, match="the tokenizer can't be read"):
-        card_of(open_checkpoint(tmp_path), "tiny", DIGEST)
+    for content in ('{"model": {}}', "[]", "{"):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(LoadFailed, match="the tokenizer can't be read"):
+            card_of(open_checkpoint(tmp_path), "tiny", DIGEST)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(LoadFailed, match=r"tokenizer\.json can't be read"):
         card_of(open_checkpoint(tmp_path), "tiny", DIGEST)

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from chassis.model_repository import Manifest, ModelRepository, StoredFile, build_manifest
+from shard_worker import __main__ as worker
 from shard_worker import check
+from shard_worker.config import Config
 from shard_worker.costs import Costs, known_or_measured, measure, split_by_time
 from shard_worker.executor import LoadFailed
+from shard_worker.native import build, library
 from shard_worker.probe import ProbeRow, probe_inputs
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from shard_worker.weights import find_model, model_name
@@ -120,8 +123,30 @@ def test_a_machines_workers_agree(folder: Path, tmp_path: Path) -> None:
         assert known("float32", 1) == first
     (tmp_path / "file").write_text("")
     assert known_or_measured(made, made.checkpoint, (), tmp_path / "file" / "x", ticks.__next__) == first
-    made.take_costs(first.head_cost_layers)
+    made.take_costs(first.head_cost_layers, first.layer_us[0])
     assert made.facts.head_cost_layers == first.head_cost_layers
+
+
+def test_other_kernels_are_measured_anew(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(model=str(folder), num_blocks=check.NUM_BLOCKS, digest_cache_dir=str(tmp_path))
+
+    def notes(kernels: str) -> set[Path]:
+        monkeypatch.setattr(worker, "digest", lambda: kernels)
+        worker.build_executor(config)
+        return set(tmp_path.glob("*.costs"))
+
+    first = notes("one")
+    assert len(first) == 1 and notes("one") == first
+    assert len(notes("other")) == 2
+
+
+def test_a_library_is_named_by_its_digest() -> None:
+    if (path := build.library_path()) is None:
+        assert library.digest() == ""
+    else:
+        assert library.digest() == path.stem
 
 
 @settings(deadline=None, derandomize=True, max_examples=80)

@@ -216,14 +216,13 @@ def test_a_device_that_cannot_be_asked_ends_its_call_not_the_thread() -> None:
 
 
 def test_close_ends_the_thread() -> None:
-    before = threading.active_count()
+    threads: list[threading.Thread] = []
 
     async def body(compute: Compute) -> None:
-        await compute.call(lambda: time.sleep(0.01))
-        assert threading.active_count() == before + 1
+        threads.append(await compute.call(threading.current_thread))
 
     run(ComputeThread, body)
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert threading.active_count() == before
+    (thread,) = threads
+    assert thread is not threading.current_thread()
+    thread.join(5)
+    assert not thread.is_alive()

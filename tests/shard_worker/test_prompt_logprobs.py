@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from chassis.messages import BadMessage
-from chassis.messages.pipeline import PackedStep, PromptAnswer, PromptAsk
+from chassis.messages.pipeline import PackedStep, PromptAsk
+from chassis.messages.step_result import PromptAnswer
 from shard_worker import fake_model as fm
 from shard_worker import sampler
 from shard_worker.executor import I64, Executor, StepInputs

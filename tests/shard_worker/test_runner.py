@@ -15,9 +15,10 @@ from chassis.ports import Ports
 from chassis.trace import SpanRing
 from chassis.transport.interface import Frame
 from shard_worker.compute import Compute, ComputeThread, InlineCompute
-from shard_worker.executor import Loaded, ModelFacts, StageSpec, StepInputs, StepOutput, StepUnderWay
+from shard_worker.executor import U32, Loaded, ModelFacts, StageSpec, StepInputs, StepOutput, StepUnderWay
 from shard_worker.inputs import SlotTables, TableLimits
 from shard_worker.runner import Job, Place, StepRunner
+from shard_worker.stamps import Stamp, Stamps
 from tests.sim.loop import run as run_virtual
 
 
@@ -65,14 +66,19 @@ class Counting:
     """An executor that reuses one output buffer, as real ones do."""
 
     facts = ModelFacts("m", "d", 1, 0.0, 1, 64, b"")
+    pages = None
 
     def __init__(self) -> None:
         self.runs = 0
+        self.copied: list[tuple[int, list[int], list[int]]] = []  # after so many runs, from, to
         self.fails_at = 0
         self._output = bytearray(4)
 
     def load(self, spec: StageSpec) -> Loaded:
         return Loaded(1, False)
+
+    def copy_blocks(self, sources: U32, targets: U32) -> None:
+        self.copied.append((self.runs, sources.tolist(), targets.tolist()))
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:
         self.runs += 1
@@ -127,22 +133,24 @@ class Rig:
             self.compute,
             ports,
             lambda epoch, cause: self.failures.append((epoch, cause)),
+            InlineCompute(),
         )
         self.place = Place(Epoch(1), 0, False, self.link)
         self.runner.stand(self.place)
         self.tables = SlotTables(TableLimits(4, 4, 8, 32, 8))
         self.frames: list[Arrived] = []
 
-    def put(self, number: int) -> None:
+    def put(self, number: int, copies: tuple[tuple[int, int], ...] = ()) -> None:
         fresh = [p.SlotStart(Sampling(), 0)] if number == 1 else []
         header = p.build_step(
             1, number, slots=[0], num_tokens=[1], starts=[0], flags=[2 if fresh else 0], output_index=[0],
-            token_ids=[number], table_lens=[len(fresh)], table=[0] * len(fresh), fresh=fresh,
+            token_ids=[number], table_lens=[len(fresh)], table=[0] * len(fresh), fresh=fresh, copies=copies,
         )  # fmt: skip
         frame, step = Arrived(header), p.read_step(header)
         self.frames.append(frame)
         now = asyncio.get_running_loop().time()
-        self.runner.put(Job(self.place, step, self.tables.take(step), frame, 0, now))
+        copied = p.copied_blocks(step, 8) if copies else None
+        self.runner.put(Job(self.place, step, self.tables.take(step), frame, 0, now, copied))
 
 
 def run(rig: Rig, body: Callable[[], Awaitable[None]]) -> None:
@@ -294,3 +302,56 @@ def test_after_a_failed_step_none_is_computed() -> None:
     assert rig.executor.runs == 2 and len(rig.link.sent) == 1
     assert rig.failures == [(1, "step 2: RuntimeError: device lost")]
     assert rig.runner.dropped == 4 and all(f.released == 1 for f in rig.frames)
+
+
+def test_blocks_are_copied_right_before_the_rows_of_their_step() -> None:
+    rig = Rig(send_s=0.001, compute_s=0.01)
+
+    async def body() -> None:
+        rig.put(1)
+        rig.put(2, copies=((5, 6), (5, 7)))
+        rig.put(3)
+        await asyncio.sleep(0.1)
+
+    run(rig, body)
+    assert rig.executor.runs == 3
+    assert rig.executor.copied == [(1, [5, 5], [6, 7])]
+
+
+def test_of_what_a_failed_step_copied_nothing_is_known() -> None:
+    rig = Rig(send_s=0.001, compute_s=0.01)
+    rig.executor.fails_at = 2
+    stamps, stamp = Stamps(8, 4), Stamp(0, 7, 0, 4)
+    stamps.begin(Epoch(1), 4)
+    for block in (4, 5, 6):
+        stamps.put(block, stamp)
+    rig.place = Place(Epoch(1), 0, False, rig.link, stamps)
+    rig.runner.stand(rig.place)
+
+    async def body() -> None:
+        rig.put(1)
+        rig.put(2, copies=((4, 5),))
+        await asyncio.sleep(0.1)
+
+    run(rig, body)
+    assert rig.executor.copied == [(1, [4], [5])] and rig.failures
+    assert [stamps.get(block).fill for block in (4, 5, 6)] == [4, 0, 4]
+
+
+def test_a_step_under_way_writes_into_its_blocks_until_they_are_stamped() -> None:
+    rig = Rig(send_s=0.001, compute_s=0.01)
+    rig.executor.fails_at = 3
+    found: list[list[int]] = []
+
+    async def body() -> None:
+        def look() -> None:
+            found.append([block for block in range(8) if rig.runner.writes(block, 8)])
+
+        for number, copies in ((1, ()), (2, ((5, 6),)), (3, ())):
+            rig.put(number, copies)
+            look()
+            await asyncio.sleep(0.02)
+            look()
+
+    run(rig, body)
+    assert found == [[0], [], [0, 6], [], [0], []]

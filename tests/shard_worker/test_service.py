@@ -14,6 +14,8 @@ from chassis.memory_bus import MemoryBus
 from chassis.memory_rpc import MemoryRpc, MemoryRpcNetwork
 from chassis.messages import forming
 from chassis.messages import pipeline as p
+from chassis.messages import step_result as r
+from chassis.messages.addresses import advertised
 from chassis.messages.card import card_digest
 from chassis.messages.registry import WorkerEntry, parse_model, parse_worker
 from chassis.messages.request import Sampling
@@ -25,7 +27,7 @@ from chassis.transport.tcp import SocketTransport
 from shard_worker import fake_model as fm
 from shard_worker.compute import Compute, ComputeThread, InlineCompute
 from shard_worker.config import Config
-from shard_worker.service import ShardWorker, advertised
+from shard_worker.service import ShardWorker
 from tests.sim.loop import run as run_virtual
 
 LAYERS = 4
@@ -144,11 +146,11 @@ class Batcher:
         header = p.build_step(self.epoch, self.number, trace_parent=context, **columns)  # type: ignore[arg-type]
         await self.controls[0].send(header)
 
-    async def receive(self) -> p.StepResult:
+    async def receive(self) -> r.StepResult:
         async with asyncio.timeout(5):
             frame = await self.result.receive()
         frame.release()
-        return p.parse_result(frame.header)
+        return r.parse_result(frame.header)
 
     async def generate(
         self, prompts: list[list[int]], n: int, seed: int, temperature: float
@@ -548,6 +550,7 @@ def test_a_worker_outlives_the_bus() -> None:
         ("0.0.0.0:77", "h1", "h1:77"),
         ("unix:///s", "h1", "unix:///s"),
         ("tcp://127.0.0.1:77", "", "tcp://127.0.0.1:77"),
+        ("unix://@s nixl+rdma://0.0.0.0:7 tcp://0.0.0.0:7", "h1", "unix://@s nixl+rdma://h1:7 tcp://h1:7"),
     ],
 )
 def test_advertised_addresses(address: str, host: str, expected: str) -> None:

@@ -25,6 +25,10 @@ def test_few_rows_are_bound_by_reading_many_by_multiplying() -> None:
     assert many == {"products": 32_000.0, "head": 16_000.0, "attention": 1600.0}
 
 
+def test_what_all_share_is_read_once() -> None:
+    assert bounds_us(SIZES, BOUNDS, 16, 100, 60)["attention"] == 60.0 + 16 * 40.0
+
+
 def test_each_arithmetic_has_its_own_bound() -> None:
     mixed = replace(
         SIZES, layer_weights={"float32": 500_000, "int8": 500_000}, head_weights={"int8": 500_000}
@@ -58,6 +62,15 @@ def test_headers_are_what_a_worker_takes() -> None:
     second = tables.apply(parse_step(header(2, 4, 101, 8)))
     assert second.context_lens.tolist() == [102] * 4
     assert len(np.unique(second.block_tables)) == 4 * 8, "each has its own blocks"
+
+
+def test_headers_may_share_their_first_blocks() -> None:
+    tables = SlotTables(
+        TableLimits(slots_max=4, block_size_tokens=16, num_blocks=23, context_len_max=256, step_tokens_max=4)
+    )
+    shared = tables.apply(parse_step(header(1, 4, 100, 8, 3))).block_tables
+    assert (shared[:, :3] == [0, 1, 2]).all()
+    assert len(np.unique(shared)) == 3 + 4 * 5
 
 
 def test_a_missing_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """What `shoal cache` makes of what kvstores say."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -142,13 +143,25 @@ def test_the_command_knows_its_words(
 ) -> None:
     asked: list[object] = []
 
-    async def show(url: str, arguments: object) -> tuple[str, bool]:
-        asked.append((url, arguments.top, arguments.by, arguments.json))  # type: ignore[attr-defined]
+    async def look(arguments: argparse.Namespace) -> tuple[str, bool]:
+        assert arguments.tell is cache_words.tell
+        asked.append((arguments.nats, arguments.top, arguments.by, arguments.json))
         return "text", len(asked) == 1
 
-    monkeypatch.setattr(cache_words, "show", show)
+    monkeypatch.setattr(cli, "look", look)
     assert cli.main(["cache", "--nats", "n", "--top", "3", "--by", "length"]) == 0
     assert cli.main(["cache", "--nats", "n", "--json"]) == 1
     assert asked == [("n", 3, "length", False), ("n", 20, "hits", True)]
     assert "text" in capsys.readouterr().out
+    monkeypatch.undo()
     assert cli.main(["cache", "--run-dir", str(tmp_path)]) == 1, "nothing runs there"
+
+
+def test_tiers_are_shown_as_what_they_are() -> None:
+    disk = PoolTotals(PoolRef("disk", Epoch(0), 0), "", 16, 3, 0, 0, 3, 3_600_000, 10_000_000)
+    shown = CacheShown(KvstoreEntry(BOOT, "a"), [PoolShown(disk, disk.tier, TREE[:3])])
+    text = render(shown, 5, "hits")
+    assert "tier disk: 3 blocks of 16 tokens, 3.6 of 10.0 MB" in text and "in use" not in text
+    assert "pool" not in text and "48" in text, "and its longest prefix"
+    (pool,) = json.loads(as_json([shown], 5, "hits"))[0]["pools"]
+    assert pool["tiers"] == {"disk": 3} and pool["num_bytes"] == 3_600_000

@@ -1,13 +1,26 @@
 """What the words of the command become; that they are understood at the other end is for tests/e2e."""
 
+import argparse
 import io
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shoal import cli, generate_words
-from shoal.client import Delta, Event, Finished, Params, Prompt, TokenLogprobs, TopLogprob
+from shoal import cli, gateway_words, generate_words, up_words
+from shoal.client import (
+    Delta,
+    Event,
+    Finished,
+    Params,
+    Prompt,
+    ShoalError,
+    Tls,
+    TokenLogprobs,
+    TopLogprob,
+)
 from shoal.launcher import Plan
 
 GENERATE: list[tuple[list[str], Prompt, Params]] = [
@@ -30,6 +43,8 @@ GENERATE: list[tuple[list[str], Prompt, Params]] = [
     (["hi", "--min-tokens", "4", "--stop-token-id", "9", "--ignore-eos"], "hi",
      Params(min_tokens=4, stop_token_ids=(9,), ignore_eos=True)),
     (["hi", "--logprobs", "3", "-n", "2"], "hi", Params(top_logprobs=3, n=2)),
+    (["hi", "--client-key", "k", "--resume-window", "9"], "hi", Params(client_key="k", resume_window_s=9)),
+    (["hi", "--best-of", "4"], "hi", Params(best_of=4)),
     (["hi", "--prompt-logprobs", "0"], "hi", Params(prompt_logprobs=0)),
     (["--chat", "hi"], [("user", "hi")], Params()),
     (["--chat", "hi", "--system", "be brief"], [("system", "be brief"), ("user", "hi")], Params()),
@@ -43,8 +58,8 @@ def test_generate_sends_what_its_flags_say(
     asked: list[tuple[str, Prompt, Params]] = []
 
     class Client:
-        def __init__(self, address: str) -> None:
-            self._address = address
+        def __init__(self, arguments: argparse.Namespace) -> None:
+            (self._address,) = gateway_words.addresses_of(arguments)
 
         def __enter__(self) -> "Client":
             return self
@@ -56,22 +71,28 @@ def test_generate_sends_what_its_flags_say(
             asked.append((self._address, prompt, params))
             yield Finished("stop", 1, 0, 1, 0, 0, 0)
 
-    monkeypatch.setattr(cli, "Client", Client)
+    monkeypatch.setattr(cli, "client_of", Client)
     assert cli.main(["generate", *words, "--address", "x:1"]) == 0
     assert asked == [("x:1", prompt, params)]
 
 
 def plan_of(*words: str) -> Plan:
-    return cli._plan(cli._parser().parse_args(["up", *words]))
+    return up_words.plan_of(cli._parser().parse_args(["up", *words]))
 
 
 def test_up_runs_what_its_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOAL_NATS_URL", raising=False)
-    assert plan_of() == Plan("smollm2", stages=2, port=50051)
+    assert plan_of() == Plan("smollm2", stages=2, port=50051, http_port=8000)
     words = ("--model", "a/b", "--stages", "3", "--spares", "1", "--config", "c.toml", "--run-dir", "r")
-    assert plan_of(*words, "--nats", "nats://x:1", "--port", "0") == Plan(
+    assert plan_of(*words, "--nats", "nats://x:1", "--port", "0", "--http-port", "0") == Plan(
         "a/b", stages=3, spares=1, config=Path("c.toml"), run_dir=Path("r"), nats_url="nats://x:1"
     )
+
+
+@pytest.mark.parametrize("words", [("--pipelines", "-1"), ("--gateways", "0"), ("--kvstores", "65")])
+def test_numbers_that_up_refuses(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["up", *words]) == 1
+    assert capsys.readouterr().err.startswith(f"shoal: {words[0]}: {words[1]}; a number from")
 
 
 def test_the_environment_names_a_broker_and_a_flag_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +124,8 @@ def test_choices_are_written_whole_and_log_probabilities_by_line(capsys: pytest.
         several=True,
     )
     assert capsys.readouterr().out == "[1] y\n[0] xz\n"
+    generate_words.print_events([Finished("stop", 1, 0, 2, 0, 0, 0, generated_tokens=9)])
+    assert "9 by all candidates" in capsys.readouterr().err
     generate_words.print_events([Delta(" a", (5,), 0, (told,))])
     line = capsys.readouterr().out
     assert line.split() == ["-0.250", "1", "'", "a'", "'", "a'", "-0.250", "'\\\\xc3'", "-2.000"]
@@ -113,3 +136,34 @@ def test_a_bias_is_an_id_and_a_number(bias: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         cli.main(["generate", "hi", "--logit-bias", bias])
     assert "--logit-bias" in capsys.readouterr().err
+
+
+def test_whom_a_command_asks_and_as_whom(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def words(*more: str) -> argparse.Namespace:
+        return cli._parser().parse_args(["models", "--run-dir", str(tmp_path), *more])
+
+    assert gateway_words.addresses_of(words("--address", "a:1, b:2")) == ["a:1", "b:2"]
+    state = {"pid": os.getpid(), "addresses": ["127.0.0.1:1", "127.0.0.1:2"], "nats_url": ""}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert gateway_words.addresses_of(words()) == state["addresses"]
+    monkeypatch.setenv("SHOAL_API_KEY", "sk-x")
+    assert gateway_words.client_of(words())._lines.metadata == (("authorization", "Bearer sk-x"),)
+    assert gateway_words.tls_of(words()) is False and gateway_words.tls_of(words("--tls")) is True
+    (tmp_path / "ca").write_bytes(b"pem")
+    assert gateway_words.tls_of(words("--ca", str(tmp_path / "ca"))) == Tls(b"pem")
+    monkeypatch.setenv("SHOAL_CA", str(tmp_path / "none"))
+    with pytest.raises(ShoalError, match="none: No such file"):
+        gateway_words.tls_of(words())
+
+
+@pytest.mark.parametrize(
+    ("held", "said"), [("1 x", "numbers with spaces"), (None, "No such file"), ("-5", "output_ids")]
+)
+def test_what_is_held_is_numbers_in_a_file(
+    held: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "held"
+    if held is not None:
+        path.write_text(held)
+    assert cli.main(["resume", "r", "--held", str(path), "--address", "127.0.0.1:1"]) == 1
+    assert said in capsys.readouterr().err

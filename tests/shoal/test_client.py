@@ -12,7 +12,17 @@ import pytest
 from chassis.wire import gateway_pb2 as pb
 from chassis.wire import gateway_pb2_grpc as pb_grpc
 from shoal import Accepted, AsyncClient, Client, Delta, Finished, Params, ShoalError
-from shoal.client import Model, Prompt, PromptLogprobs, TokenLogprobs, TopLogprob, _event, build_generate
+from shoal.client import (
+    Grammar,
+    InvalidArgument,
+    Model,
+    Prompt,
+    PromptLogprobs,
+    TokenLogprobs,
+    TopLogprob,
+    build_generate,
+)
+from shoal.client.wire import event_of
 
 EVENTS = [
     pb.GenerateEvent(accepted=pb.Accepted(request_id="r", prompt_tokens=3, seed=2**64 - 1)),
@@ -70,14 +80,14 @@ def served() -> Iterator[tuple[str, Gateway]]:
 def test_a_stream_is_typed() -> None:
     with served() as (address, _), Client(address) as client:
         assert list(client.generate("hi")) == EXPECTED
-        assert list(client.resume("r", [1])) == EXPECTED[1:]
+        assert list(client.resume("r", [])) == EXPECTED[1:]
 
 
 def test_the_asynchronous_client_does_the_same() -> None:
     async def go(address: str) -> None:
-        async with AsyncClient(address) as client:
+        async with AsyncClient(address, retry=None) as client:
             assert [e async for e in client.generate("hi")] == EXPECTED
-            assert [e async for e in client.resume("r", [1])] == EXPECTED[1:]
+            assert [e async for e in client.resume("r")] == EXPECTED[1:]
             assert await client.models() == [Model("m", "d", 10, 5, True)]
             assert await client.tokenize([("user", "hi")]) == [7, 8]
             await client.cancel("r")
@@ -100,7 +110,7 @@ def test_small_calls() -> None:
 
 
 def test_errors_carry_the_gateways_words() -> None:
-    with served() as (address, _), Client(address) as client:
+    with served() as (address, _), Client(address, retry=None) as client:
         with pytest.raises(ShoalError) as caught:
             list(client.generate("hi", Params(model="none")))
         error = caught.value
@@ -108,7 +118,7 @@ def test_errors_carry_the_gateways_words() -> None:
 
 
 def test_nobody_there_is_an_error_too() -> None:
-    with Client("127.0.0.1:1") as client:
+    with Client("127.0.0.1:1", retry=None) as client:
         with pytest.raises(ShoalError) as caught:
             client.models()
         assert caught.value.code == "UNAVAILABLE"
@@ -118,7 +128,7 @@ def test_leaving_early_cancels_the_call() -> None:
     with served() as (address, _), Client(address) as client:
         stream = client.generate("hi", Params(model="endless"))
         assert next(stream) == EXPECTED[0]
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         assert client.models()  # the connection still serves
 
 
@@ -158,7 +168,7 @@ def test_what_a_message_cannot_carry_is_refused_by_field_and_limit(
 
 
 def test_the_other_calls_refuse_it_too() -> None:
-    with Client("127.0.0.1:1") as client:
+    with Client("127.0.0.1:1", retry=None) as client:
         for call in (
             lambda: list(client.resume("\udcff", [])),
             lambda: list(client.resume("r", [-1])),
@@ -174,17 +184,19 @@ def test_every_parameter_is_sent_and_logprobs_and_choices_come_back() -> None:
     params = Params(
         min_p=0.25, typical_p=0.5, repetition_penalty=1.5, presence_penalty=-1.0, frequency_penalty=0.5,
         logit_bias={9: 1.5, 3: -2.0}, allowed_token_ids=(3, 4), bad_words=("no",), top_logprobs=0, n=2,
+        best_of=3,
     )  # fmt: skip
     request = build_generate("x", params)
     assert (request.min_p, request.typical_p, request.repetition_penalty) == (0.25, 0.5, 1.5)
     assert (request.presence_penalty, request.frequency_penalty, request.n) == (-1.0, 0.5, 2)
+    assert request.best_of == 3 and not build_generate("x", Params()).HasField("best_of")
     assert dict(request.logit_bias) == {9: 1.5, 3: -2.0}
     assert list(request.allowed_token_ids) == [3, 4] and list(request.bad_words) == ["no"]
     assert request.HasField("top_logprobs") and not build_generate("x", Params()).HasField("top_logprobs")
     top = pb.TopLogprob(id=8, logprob=-0.25, token=b"y")
     told = pb.TokenLogprobs(logprob=-0.5, rank=2, token=b"x", top=[top])
     message = pb.GenerateEvent(delta=pb.Delta(text="x", ids=[7], first_index=3, logprobs=[told]), choice=1)
-    assert _event(message) == Delta(
+    assert event_of(message) == Delta(
         "x", (7,), 3, (TokenLogprobs(-0.5, 2, b"x", (TopLogprob(8, -0.25, b"y"),)),), 1
     )
 
@@ -200,5 +212,15 @@ def test_what_is_told_of_a_prompt_is_typed() -> None:
     told = [pb.TokenLogprobs(logprob=-0.5, rank=2, token=b"x", top=top)]
     event = pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(first_index=3, ids=[5], logprobs=told))
     entry = TokenLogprobs(-0.5, 2, b"x", (TopLogprob(7, -0.25, b"y"),))
-    assert _event(event) == PromptLogprobs((5,), 3, (entry,))
+    assert event_of(event) == PromptLogprobs((5,), 3, (entry,))
     assert build_generate("hi", Params(prompt_logprobs=0)).HasField("prompt_logprobs")
+
+
+def test_a_grammar_is_one_of_its_kinds() -> None:
+    made = build_generate("x", Params(grammar=Grammar(choice=("a", "b"))))
+    assert list(made.grammar.choice.texts) == ["a", "b"]
+    assert build_generate("x", Params(grammar=Grammar(json_object=True))).grammar.json_object
+    assert not build_generate("x", Params()).HasField("grammar")
+    for wrong in (Grammar(), Grammar(regex="a", lark="b")):
+        with pytest.raises(InvalidArgument, match="one of its kinds"):
+            build_generate("x", Params(grammar=wrong))

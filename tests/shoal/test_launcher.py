@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from shoal.cli import main
-from shoal.launcher import STATE_FILE, Deployment, LaunchError, Plan, model_flags, read_state
+from shoal.launcher import Deployment, LaunchError, Plan, model_flags, read_state
+from shoal.run_folder import STATE_FILE
 
 
 def test_models_by_name_and_path(tmp_path: Path) -> None:
@@ -21,15 +23,31 @@ def test_models_by_name_and_path(tmp_path: Path) -> None:
 def test_one_deployment_a_folder(tmp_path: Path) -> None:
     async def go() -> None:
         first, second = (Deployment(Plan(run_dir=tmp_path)) for _ in range(2))
-        first._take_run_dir()
+        first._folder.take()
         with pytest.raises(LaunchError, match="another deployment"):
             await second.start()
         await second.stop()
         await first.stop()
-        second._take_run_dir()
+        second._folder.take()
         await second.stop()
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize(("which", "flag"), [("port", "--port"), ("http_port", "--http-port")])
+def test_a_port_that_somebody_has_is_not_taken_for_ours(tmp_path: Path, which: str, flag: str) -> None:
+    async def go(port: int) -> None:
+        deployment = Deployment(Plan(model="fake", run_dir=tmp_path, **{which: port}))  # type: ignore[arg-type]
+        try:
+            await deployment.start()
+        finally:
+            await deployment.stop()
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(LaunchError, match=f"is taken: {flag} says another"):
+            asyncio.run(go(other.getsockname()[1]))
 
 
 def test_the_state_names_what_runs(tmp_path: Path) -> None:

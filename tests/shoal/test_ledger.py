@@ -1,5 +1,6 @@
 """Where the milliseconds went: rows that add up, and what they say when they do not."""
 
+from dataclasses import replace
 from typing import Any
 
 from chassis.ids import Attempt, BootId
@@ -31,10 +32,9 @@ def segment(name: str, start_ms: float, end_ms: float, first: int, last: int) ->
     return span(name, start_ms, end_ms, **{STEPS: encode_steps([(7, n) for n in range(first, last + 1)])})
 
 
-def terminal(**timings: int) -> Terminal:
-    return Terminal(
-        Attempt(1), BootId("b"), Reason.STOP, (1, 2), usage=Usage(3, 0, 2), timings=Timings(**timings)
-    )
+def terminal(**rows: int) -> Terminal:
+    timings = replace(Timings(), **rows)  # type: ignore[arg-type]
+    return Terminal(Attempt(1), BootId("b"), Reason.STOP, (1, 2), usage=Usage(3, 0, 2), timings=timings)
 
 
 # a request: accepted at 3 ms, stored at 4, delivered at 6, admitted at 7, first token at 27, last at 67,

@@ -12,9 +12,10 @@ from chassis.model_repository import MANIFEST, ModelRepository, default_folder
 from shard_worker.config import Config as WorkerConfig
 from shoal import models
 from shoal.cli import _parser as parser
-from shoal.cli import _plan, main
+from shoal.cli import main
 from shoal.launcher import LaunchError, model_flags, precision_flags
 from shoal.models import Asked, ModelError
+from shoal.up_words import plan_of
 
 DIGEST = "d" * 64
 TOLD = {
@@ -266,11 +267,11 @@ def test_up_finds_the_repositorys_models(
     models.add(ModelRepository(default_folder()), str(gguf), "tiny")
     assert model_flags("tiny")[0] == "--model"
     words = ["up", "--model", "tiny", "--repository", "r", "--quantize", "int4", "--dtype", "bfloat16"]
-    plan = _plan(parser().parse_args(words))
+    plan = plan_of(parser().parse_args(words))
     assert (plan.repository, plan.quantize, plan.dtype) == (Path("r"), "int4", "bfloat16")
     assert precision_flags(plan) == ("--dtype", "bfloat16", "--quantize", "int4")
     for word in ("--int8-activations", "--no-int8-activations"):
-        assert precision_flags(_plan(parser().parse_args(["up", word]))) == (word,)
+        assert precision_flags(plan_of(parser().parse_args(["up", word]))) == (word,)
         plain = load(WorkerConfig, "shard_worker", flags=[word, "--threads", "2"])
         assert plain.int8_activations is (word == "--int8-activations")
 

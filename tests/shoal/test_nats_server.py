@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chassis.nats_bus import connect
-from shoal.nats_server import NatsServer, NatsServerError
+from shoal.nats_server import NatsServer, NatsServerError, free_port
 
 PARENT = """
 import asyncio, sys, time
@@ -97,3 +97,9 @@ def test_a_broker_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
             await NatsServer(tmp_path / "c").start()
 
     asyncio.run(run())
+
+
+def test_ports_are_not_given_twice() -> None:
+    """Of many at once, before anybody listens."""
+    ports = [free_port() for _ in range(300)]
+    assert len(set(ports)) == 300

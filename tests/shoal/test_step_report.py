@@ -9,7 +9,7 @@ import pytest
 from shoal.cli import main
 from shoal.launcher import LaunchError, Plan
 from shoal.ledger import Ledger, Row
-from shoal.step_report import Asked, Line, Outside, lines_of, outside_of, report, worker_times
+from shoal.step_report import Asked, Line, Outside, _prompts, lines_of, outside_of, report, worker_times
 
 POINT = {
     "sequences": 4,
@@ -102,13 +102,25 @@ def test_the_command_asks_for_what_is_said(
 
     monkeypatch.setattr("shoal.bench_words.worker_times", times)
     words = ["bench", "--worker-only", "--json", "--sequences", "4", "--dtype", "bfloat16", "--threads", "1"]
+    words += ["--shared-len", "96"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["points"] == [POINT]
     ((plan, what),) = asked
-    assert (plan.dtype, plan.threads, what.sequences) == ("bfloat16", 1, (4,))
+    assert (plan.dtype, plan.threads, what.sequences, what.shared_len) == ("bfloat16", 1, (4,), 96)
 
 
 @pytest.mark.parametrize("words", [["--sequences", "4,x"], ["--sequences", "0"], ["--output-tokens", "1"]])
 def test_wrong_numbers_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *words]) == 1
     assert "--sequences" in capsys.readouterr().err
+
+
+def test_more_shared_than_there_is_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--context-len", "64", "--shared-len", "65"]) == 1
+    assert "--shared-len" in capsys.readouterr().err
+
+
+def test_prompts_differ_behind_what_they_share() -> None:
+    one, other = _prompts(2, 40, 5000, 3, 24)
+    assert one[:24] == other[:24] and one[24] != other[24]
+    assert _prompts(2, 40, 5000, 3)[1][0] != one[0]

@@ -12,7 +12,7 @@ from chassis.messages.request import Cancel, Claim, Reason, Record, Terminal, Ti
 from chassis.messages.trace import build_segment
 from chassis.trace import REQUESTS, STEPS, Span, TraceContext, encode_steps, step_context, step_key
 from chassis.trace_export import subject_of
-from shoal.why import Story, collect, render
+from shoal.why import Story, collect, render, request_id_of
 from tests.sim.loop import run
 
 MS = 1_000_000
@@ -185,3 +185,8 @@ def test_it_waits_for_spans_on_their_way() -> None:
     story, took_s = run(go())
     assert len(story.spans) == 6
     assert 1 <= took_s == pytest.approx(1, abs=0.5)
+
+
+@pytest.mark.parametrize("prefix", ["", "chatcmpl-", "cmpl-", "batch_req_"])
+def test_ids_of_openais_answers_are_understood(prefix: str) -> None:
+    assert request_id_of(f"{prefix}01m8qtkkpqdcw3x40tt6pfcr0x") == "01m8qtkkpqdcw3x40tt6pfcr0x"

@@ -4,6 +4,7 @@ from chassis import subjects
 from chassis.messages.request import Reason, Record, Terminal
 from tests.sim.checkers import read_logs
 from tests.sim.clients import GONE, POISON_ID, Outcome, expected, is_poisoned, read_out
+from tests.sim.queue_knobs import draw_knobs
 from tests.sim.world import World
 
 ATTACH_S = 0.3  # within which a gateway and an owner find each other
@@ -21,7 +22,8 @@ def check_answers(world: World, outcomes: list[Outcome]) -> None:
         for outcome in group:
             wrong = _Answer(world, outcome, group, logs).judge()
             world.failures += [f"{outcome.plan.name} ({outcome.request_id}): {what}" for what in wrong]
-        if len(group) > 1 and all(o.reason in ("ABORTED", "ALREADY_EXISTS") for o in group):
+        served = any("diverged" in o.message for o in group)  # and was told that it had something else
+        if len(group) > 1 and not served and all(o.reason in ("ABORTED", "ALREADY_EXISTS") for o in group):
             world.fail(f"{group[0].plan.name}: nobody was served")
 
 
@@ -61,7 +63,8 @@ class _Answer:
             case "DEADLINE" | "DEADLINE_EXCEEDED":
                 self.demand(plan.call.timeout_ms > 0, "late, but it had no deadline")
             case "UNAVAILABLE":
-                self.demand(not plan.call.client_key and outcome.request_id is None, "given up")
+                lost = not plan.call.client_key and outcome.request_id is None
+                self.demand(lost or self._may_be_refused(), f"given up: {outcome.message}")
             case "INTERNAL" | "FAILED":
                 self.demand(self._may_fail(), "failed without a cause")
             case "ABORTED" if "another call" in outcome.message:
@@ -91,6 +94,12 @@ class _Answer:
         """What it holds bound nobody: told that it diverged, or gone, with machines that differ."""
         gone = self.outcome.reason == GONE and self.world.options.wobbly
         return gone or self.outcome.reason == "ABORTED"
+
+    def _may_be_refused(self) -> bool:
+        """By the queue, and its record says why."""
+        options, last = self.world.options, self.log[-1][1] if self.log else None
+        refused = isinstance(last, Terminal) and last.reason is Reason.REFUSED and bool(last.error)
+        return refused and draw_knobs(options.seed, options.waiting_len_max).refuses
 
     def _may_diverge(self) -> bool:
         """Other numerics, and a takeover question that had no answer."""

@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from chassis import subjects
+from chassis import subjects, usage_subjects
+from chassis.ids import RequestId
 from chassis.messages.request import Cancel, Claim, Record, Terminal, parse_record
+from chassis.messages.usage import Receipt, parse_receipt, receipt_of
+from kvstore.pool import Pool
 from tests.sim.world import World
 
 
@@ -15,6 +18,7 @@ def check_cores(world: World) -> None:
             continue
         if node.name.startswith("kvstore"):
             service.ledger.check()
+            service.tiers.check()
         elif node.name.startswith("gateway"):
             service.check()
             _check_minimums(world, service)
@@ -71,6 +75,34 @@ def check_logs(world: World) -> None:
             world.fail(f"{subject}: two bodies under one id")
 
 
+def check_receipts(world: World) -> None:
+    """Every request that ended has one receipt, which says what its terminal record says."""
+    written: dict[str, list[Receipt]] = {}
+    for stored in world.broker.streams[subjects.USAGE].messages():
+        receipt = parse_receipt(stored.data)
+        written.setdefault(receipt.request_id, []).append(receipt)
+        if stored.subject != usage_subjects.receipt(receipt.tenant, receipt.model, receipt.request_id):
+            world.fail(f"{stored.subject} has the receipt of {receipt.request_id}")
+    for subject, log in read_logs(world).items():
+        request_id = RequestId(subject.rpartition(".")[2])
+        ends = [receipt_of(request_id, record) for _, record in log if isinstance(record, Terminal)]
+        if written.pop(request_id, []) != ends:
+            world.fail(f"{request_id}: its receipts are not those of its end: {ends}")
+        for receipt in ends:
+            _check_times(world, receipt)
+    for left in written:
+        world.fail(f"{left} has a receipt and no record")
+
+
+def _check_times(world: World, receipt: Receipt) -> None:
+    t, now_ms = receipt.timings, world.wall_ns() // 1_000_000
+    if not world.EPOCH_NS // 1_000_000 <= receipt.accepted_ms <= receipt.ended_ms <= now_ms:
+        world.fail(f"{receipt.request_id}: from {receipt.accepted_ms} until {receipt.ended_ms}, now {now_ms}")
+    for computed_us in t.stage_compute_us:
+        if computed_us > t.total_us:
+            world.fail(f"{receipt.request_id}: a stage computed {computed_us} us in {t.total_us}")
+
+
 def _leaves(log: list[Record], left: Claim) -> bool:
     match log[-1:]:
         case [Claim(left=False) as mine]:
@@ -80,16 +112,26 @@ def _leaves(log: list[Record], left: Claim) -> bool:
 
 def unrest(world: World) -> list[str]:
     """What is left though every client has its answer: messages, held requests, sequences, tables, calls."""
-    left = [m.subject for m in world.broker.streams[subjects.REQUESTS].messages()]
+    streams = world.broker.streams
+    left = [m.subject for name in (subjects.REQUESTS, subjects.JOBS) for m in streams[name].messages()]
     for node in world.nodes.values():
         service = node.service
         if service is None:
-            left.append(f"{node.name} is down")
+            left += [] if node.away else [f"{node.name} is down"]
         elif node.name.startswith("batcher"):
             left += [f"{node.name}: {what}" for what in _batcher_unrest(service)]
+        elif node.name.startswith("kvstore") and any(_moves(p) for p in service.ledger.pools.values()):
+            left.append(f"{node.name}: contents move")
         elif node.name.startswith("gateway") and not service._streams.idle:
             left.append(f"{node.name}: streams or cancels")
+        elif node.name.startswith("gateway") and service._jobs is not None and not service._jobs.idle:
+            left.append(f"{node.name}: jobs")
     return left
+
+
+def _moves(pool: Pool) -> bool:
+    """What is in doubt stays held until the pool is attached anew, by the next call if there is one."""
+    return pool.num_own > 0 and not pool.doubtful
 
 
 def _batcher_unrest(service: object) -> list[str]:
@@ -110,16 +152,19 @@ def _batcher_unrest(service: object) -> list[str]:
 
 
 def check_blocks(world: World) -> None:
-    """A batcher at rest leases exactly what its kvstore says it leases."""
+    """A batcher at rest leases exactly what its kvstore says it leases, unless it was lied to."""
+    if world.options.lies:
+        return
     for node in world.nodes.values():
         core = getattr(node.service, "_core", None)
         if not node.name.startswith("batcher") or core is None or not core.standing:
             continue
         attachment = node.service._kvstore._attachment
-        held = core.scheduler._lease.inventory()
+        held = core.scheduler._lease.refs
         for other in world.nodes.values():
-            if other.name.startswith("kvstore") and other.service.boot == attachment.boot:
-                references = other.service.ledger.pools[attachment.pool.generation].table.references
-                leased = {block: count for block, count in enumerate(references) if count}
+            if other.name.startswith("kvstore") and other.up and other.service.boot == attachment.boot:
+                pool = other.service.ledger.pools[attachment.pool.generation]
+                counts = ((block, pool._leased(block)) for block in range(pool.attach.num_blocks))
+                leased = {block: count for block, count in counts if count}
                 if leased != held:
                     world.fail(f"{node.name} leases {held}, {other.name} says {leased}")

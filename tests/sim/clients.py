@@ -12,15 +12,24 @@ from dataclasses import dataclass, field, replace
 
 from chassis.errors import Code, Status
 from chassis.ids import RequestId
-from chassis.messages.gateway import IdLogprobs, PromptLogprobs
+from chassis.messages.gateway import (
+    Accepted,
+    Delta,
+    Finished,
+    GenerateCall,
+    GenerateEvent,
+    IdLogprobs,
+    PromptLogprobs,
+)
 from chassis.messages.request import Reason
 from chassis.messages.sampling import UNTOLD, TokenLogprobs
-from gateway.service import Accepted, Delta, Finished, GenerateCall, GenerateEvent
 from shard_worker.fake_model import EOS_ID, TOKEN_BYTES, logprobs_of, oracle, prompt_oracle
+from tests.sim.grammars import choices_under, draw_grammar
+from tests.sim.options import NUM_LAYERS as NUM_LAYERS
+from tests.sim.queue_knobs import draw_knobs, tenant_of
 from tests.sim.world import Node, World
 
 POISON_ID = 300  # now and then the model says it itself
-NUM_LAYERS = 4
 GONE = "GONE"
 RETRIES_MAX = 400
 RETRY_S = 0.1
@@ -62,6 +71,7 @@ def expected(call: GenerateCall) -> tuple[list[int], str, Reason]:
         call.max_tokens,
         NUM_LAYERS,
         call.repetition_penalty is not None,
+        **({} if call.grammar is None else {"choices_of": choices_under(call.grammar)}),
     )
     return read_out(call, made)
 
@@ -102,7 +112,19 @@ def draw_plans(world: World) -> list[Plan]:
             if rng.random() < 0.7
         ]
         plans += [replace(p, rivals=len(rivals)) for p in (plan, *rivals)]
+    if options.tiers is not None:
+        plans = _come_back(options.seed, plans)
     world.calls = [plan.call for plan in plans]
+    return plans
+
+
+def _come_back(seed: int, plans: list[Plan]) -> list[Plan]:
+    """Most ask what one of the first four asked before."""
+    rng = random.Random(f"who comes back {seed}")
+    for k, plan in enumerate(plans):
+        if k > 3 and not plan.call.client_key and rng.random() < 0.9:
+            before = plans[rng.randrange(4)].call.token_ids
+            plans[k] = replace(plan, call=replace(plan.call, token_ids=before))
     return plans
 
 
@@ -116,7 +138,7 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
     leaves = rng.random() < options.leave
     output_len = options.output_len_max if leaves else rng.randint(1, options.output_len_max)
     call = GenerateCall(
-        tenant="t",
+        tenant=tenant_of(draw_knobs(options.seed, options.waiting_len_max), options.seed, i),
         token_ids=prompt,
         temperature=rng.choice((0.0, 1.0)),
         seed=rng.getrandbits(63),
@@ -137,6 +159,8 @@ def _draw_plan(world: World, rng: random.Random, i: int, prefix: tuple[int, ...]
         call = replace(call, prompt_logprobs=shaped.randint(0, 2))
     if shaped.random() < 0.4:
         call = replace(call, stream_interval=shaped.randint(1, 8))
+    if (grammar := draw_grammar(options.seed, i)) is not None:
+        call = replace(call, grammar=grammar, ignore_eos=False)
     return Plan(
         name=f"c{i}",
         start_s=rng.choice((0.0, rng.uniform(0, options.fault_time_s))),
@@ -327,4 +351,5 @@ class SimClient:
         """What a well-behaved client does: it tries again what is safe to try again."""
         known = self.outcome.request_id is not None or bool(self.outcome.plan.call.client_key)
         starting = any(w in status.message for w in ("none is served", "not running", "draining"))
-        return status.code is Code.UNAVAILABLE and (known or starting)
+        refused = "the queue" in status.message  # its record says so: asking again brings the same
+        return status.code is Code.UNAVAILABLE and (known or starting) and not refused

@@ -23,6 +23,27 @@ async def run_faults(world: World) -> None:
             group.create_task(_at(start + at, fault), name=f"fault {kind}")
 
 
+def kill_who_ends(world: World) -> None:
+    """Batchers die just after a terminal record of theirs was stored: before the receipt, or before the
+    acknowledgement."""
+    options = world.options
+    rng = random.Random(f"ends {options.seed}")
+    if "batcher" not in options.faults or rng.random() < 0.5:
+        return
+    left = rng.choice((1, 2, 3))
+    world.num_deaths += left
+
+    def ended(boot: str) -> None:
+        nonlocal left
+        nodes = [n for n in _nodes(world, "batcher") if n.service is not None and n.service.boot == boot]
+        if left and nodes and not world.habits.calm and rng.random() < 0.4:
+            left -= 1
+            after_s = rng.choice((0.0, rng.uniform(0.0, 4 * options.delay_s)))
+            world.strike(nodes[0], after_s, _pause_s(world, rng))
+
+    world.broker.when_ended = ended
+
+
 async def _at(when: float, fault) -> None:  # type: ignore[no-untyped-def]
     loop = asyncio.get_running_loop()
     try:

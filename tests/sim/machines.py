@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from chassis.messages.card import build_card, parse_card
-from shard_worker.executor import ModelFacts, StepInputs, StepOutput
+from shard_worker.executor import Loaded, LoadFailed, ModelFacts, StageSpec, StepInputs, StepOutput
 from shard_worker.fake_model import FakeConfig, FakeExecutor
 
 
@@ -18,19 +18,26 @@ def _lean(facts: ModelFacts) -> ModelFacts:
 
 
 class Exact(FakeExecutor):
-    def __init__(self, config: FakeConfig) -> None:
+    def __init__(self, config: FakeConfig, layer_us: float = 0.0, layers_max: int = 0) -> None:
         super().__init__(config, lambda s: None)
+        self._own = {"layer_us": layer_us, "layers_max": layers_max}
 
     @property
     def facts(self) -> ModelFacts:
-        return _lean(super().facts)
+        return replace(_lean(super().facts), **self._own)  # type: ignore[arg-type]
+
+    def load(self, spec: StageSpec) -> Loaded:
+        num_layers = spec.end_layer - spec.first_layer
+        if 0 < self._own["layers_max"] < num_layers:
+            raise LoadFailed(f"{num_layers} layers")
+        return super().load(spec)
 
 
 class Wobbly(Exact):
     """Its numerics depend on the machine: no two processes continue a text alike."""
 
-    def __init__(self, config: FakeConfig, salt: int) -> None:
-        super().__init__(config)
+    def __init__(self, config: FakeConfig, salt: int, layer_us: float = 0.0, layers_max: int = 0) -> None:
+        super().__init__(config, layer_us, layers_max)
         self._salt = np.uint64(salt)
 
     def run(self, inputs: StepInputs, activations: memoryview) -> StepOutput:

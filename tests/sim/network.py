@@ -7,6 +7,7 @@ from chassis import subjects
 from chassis.bus import Appended, Headers, Message, Stored
 from chassis.habits import Fate, Habits, Restart, Settle
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
+from chassis.job_subjects import answer_of
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_streams import MemoryStream
 from chassis.messages import BadMessage
@@ -38,9 +39,13 @@ class SimBroker(MemoryBroker):
         self._fail = fail
         self.stored: dict[RequestId, None] = {}  # requests, ever
         self.granted: dict[tuple[GatewayId, RequestId], Attempt] = {}  # takeovers that gateways said yes to
+        self.when_ended: Callable[[str], None] = lambda _: None  # told who wrote a terminal record
         self._requests = self.streams[subjects.REQUESTS]
         self._forget = self._requests.remove
         self._requests.remove = self._remove  # type: ignore[method-assign]
+        self._jobs = self.streams[subjects.JOBS]
+        self._forget_job = self._jobs.remove
+        self._jobs.remove = self._remove_job  # type: ignore[method-assign]
 
     def publish(self, sender: str, message: Message) -> None:
         if message.subject.startswith(TO_BATCHER):
@@ -61,6 +66,14 @@ class SimBroker(MemoryBroker):
             self._fail(f"{message.subject} is acknowledged before its end: {record}")
         self._forget(seq)
 
+    def _remove_job(self, seq: int) -> None:
+        """A job goes only once it has an answer."""
+        message = self._jobs.get(seq)
+        assert message is not None
+        if self.streams[subjects.ANSWERS].last(answer_of(message.subject), self.now_s) is None:
+            self._fail(f"{message.subject} is acknowledged before its answer")
+        self._forget_job(seq)
+
     def _last_record(self, request_id: RequestId) -> Record | None:
         last = self.streams[subjects.RESULTS].last(subjects.result(request_id), self.now_s)
         return parse_record(last.data) if last is not None else None
@@ -79,8 +92,12 @@ class SimBroker(MemoryBroker):
         message_id: str | None,
     ) -> Appended:
         appended = super()._store(stream, subject, data, headers, expected_seq, message_id)
-        if stream.layout.name == subjects.RESULTS:
+        if stream.layout.name in (subjects.JOBS, subjects.ANSWERS):
+            self._note(f"{subject} {appended.seq} of {len(data)} bytes")
+        elif stream.layout.name == subjects.RESULTS:
             self._note(f"{subject} {appended.seq}: {_told(data)}")
+            if isinstance(record := parse_record(data), Terminal):
+                self.when_ended(record.boot)
         elif (request := subjects.parse_request(subject)) is not None:
             self.stored[request.request_id] = None
         return appended

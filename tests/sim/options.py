@@ -6,6 +6,13 @@ Every seed leaves some kinds of fault out altogether: a run with all of them at 
 import random
 from dataclasses import dataclass, replace
 
+from batcher.queueing import TimeoutAction
+from tests.sim.queue_knobs import draw_knobs
+from tests.sim.scaling_options import ScalingOptions, draw_scaling
+from tests.sim.tier_options import TierOptions, draw_tiers
+
+NUM_LAYERS = 4
+JOBS_SHARE = 0.3  # of the seeds
 FAULTS = (
     "worker",
     "batcher",
@@ -40,6 +47,8 @@ class Options:
     waiting_len_max: int
     steps_in_flight: int
     run_ahead: bool
+    slowdown_max: float
+    max_step_ms: float
     num_clients: int
     prompt_len_max: int
     output_len_max: int
@@ -66,9 +75,42 @@ class Options:
     keyed: float
     duel: bool  # its owners are deaf for about as long as it takes to lose a request
     twin: float  # a second client asks for the same, or with the same key for something else
+    lies: float  # how often a pipeline is told of other blocks than it should be
+    tiers: TierOptions | None  # None: kvstores without
+    jobs: bool = False  # some come over the bus
+    scaling: ScalingOptions | None = None  # None: nobody joins or leaves
 
 
 def draw(seed: int) -> Options:
+    options = _with_jobs(_draw(seed))
+    least = min(options.stages, options.second_stages if options.batchers > 1 else options.stages)
+    return replace(options, scaling=draw_scaling(seed, least, NUM_LAYERS))
+
+
+def _with_jobs(options: Options) -> Options:
+    """None where machines have numerics of their own (no oracle), or the queue turns away who waits (perhaps
+    for ever). In half of the others gateways come and go while jobs run."""
+    rng = random.Random(f"jobs of {options.seed}")
+    policy = draw_knobs(options.seed, options.waiting_len_max).policy
+    impatient = policy.default_timeout_us and policy.timeout_action is TimeoutAction.REJECT
+    if rng.random() >= JOBS_SHARE or impatient or options.wobbly:
+        return options
+    options = replace(options, jobs=True)
+    if rng.random() < 0.5 or options.tiers is not None or options.lies:
+        return options
+    return replace(
+        options,
+        faults=("gateway", "gateway", "drain", "drain", "broker", "batcher"),
+        num_faults=4,
+        fault_time_s=4.0,
+        gateways=2,
+        step_cost_s=0.1,
+        output_len_max=20,
+        num_blocks=max(options.num_blocks, 100),
+    )
+
+
+def _draw(seed: int) -> Options:
     rng = random.Random(f"options {seed}")
     lossy = rng.random() < 0.6
 
@@ -97,6 +139,8 @@ def draw(seed: int) -> Options:
         waiting_len_max=rng.choice((3, 64)),
         steps_in_flight=rng.choice((0, 1, stages + 1)),
         run_ahead=random.Random(f"run ahead {seed}").random() < 0.8,
+        slowdown_max=random.Random(f"slowdown {seed}").choice((0.0, 1.2, 1.9)),
+        max_step_ms=random.Random(f"step {seed}").choice((0.0, 0.0, 5.0, 50.0)),
         num_clients=rng.choice((1, 3, 6)),
         prompt_len_max=prompt_len_max,
         output_len_max=output_len_max,
@@ -122,10 +166,44 @@ def draw(seed: int) -> Options:
         keyed=rng.choice((0.0, 0.5, 1.0)),
         duel=rng.random() < 0.15,
         twin=rng.choice((0.0, 0.0, 0.4)),
+        lies=_lies(seed),
+        tiers=None,
     )
+    if options.lies:
+        options = replace(options, shared_prefix=True, num_clients=6, fault_time_s=4.0)
     if options.duel:
         return _duel(options)
-    return _absent(options) if rng.random() < 0.1 else options
+    if rng.random() < 0.1:
+        return _absent(options)
+    tiers = draw_tiers(seed)
+    if tiers is not None and options.lies:
+        both = random.Random(f"lies and tiers {seed}").random() < 0.5
+        tiers = replace(tiers, proven=True) if both else None  # else lies would be in the answers
+    return options if tiers is None else _forgetful(options, tiers, longest)
+
+
+def _lies(seed: int) -> float:
+    rng = random.Random(f"lies of {seed}")
+    return rng.choice((0.1, 0.3, 0.8)) if rng.random() < 0.2 else 0.0
+
+
+def _forgetful(options: Options, tiers: TierOptions, longest: int) -> Options:
+    """A pool that holds one of the longest at a time, and many who ask what others asked before."""
+    return replace(
+        options,
+        tiers=tiers,
+        shared_prefix=True,
+        num_clients=16,
+        num_blocks=longest + 4,
+        waiting_len_max=64,
+        fault_time_s=4.0,
+        keyed=0.0,
+        cancel=0.0,
+        deadline=0.0,
+        leave=0.0,
+        step_cost_s=min(options.step_cost_s, 0.003),
+        faults=tuple(kind for kind in options.faults if kind != "poison"),
+    )
 
 
 def _absent(options: Options) -> Options:

@@ -17,6 +17,7 @@ from chassis.memory_rpc import MemoryRpcNetwork, RpcHabits
 from chassis.messages.gateway import GenerateCall
 from chassis.ports import Ports
 from chassis.transport.memory import MemoryNetwork
+from tests.kvstore.faulty_files import MemoryFiles
 from tests.sim.network import SimBroker, SimHabits
 from tests.sim.options import Options
 from tests.sim.pause import CURRENT, Sleeper
@@ -39,6 +40,7 @@ class Node:
         self.world = world
         self.name = name
         self.may_crash = False  # an ordered crash is on its way
+        self.away = False  # it has not joined, or has left: nobody starts it
         self._factory = factory
         self._incarnation = 0
         self._task: asyncio.Task[None] | None = None
@@ -122,7 +124,8 @@ class Node:
         self.down.set()
         task.cancel()
         await asyncio.wait({task})
-        self.service = None
+        if self._task is None:  # it has not come back meanwhile
+            self.service = None
 
 
 class World:
@@ -143,7 +146,10 @@ class World:
         ring_chance = random.Random(f"ring {options.seed}")
         self.ring = MemoryNetwork(lambda a, b: ring_chance.random() * options.delay_s / 4)
         self.nodes: dict[str, Node] = {}
+        self.first: dict[str, None] = {}  # nodes that are there before anybody joins
         self.errors: list[BaseException] = []
+        self.disks: dict[str, MemoryFiles] = {}  # of kvstores' tiers, by node
+        self.num_restored = 0
         self.hang_s = 0.0  # how much longer the next run of a device takes
         self.killed: dict[str, None] = {}  # processes that did not end by themselves
         self.troubles: list[tuple[float, float]] = []  # when somebody could not be heard
@@ -179,11 +185,22 @@ class World:
         """A node ended by itself: it comes again, as a launcher would have it."""
         self._burials.append(self._loop.create_task(self._restart(node, 0.2), name=f"restart {node.name}"))
 
+    def strike(self, node: Node, after_s: float, down_s: float) -> None:
+        """Kills it a moment from now, if it is still the same process."""
+        name = node.bus_name
+
+        async def kill() -> None:
+            await asyncio.sleep(after_s)
+            if node.up and node.bus_name == name:
+                await self.bounce(node, down_s)
+
+        self._burials.append(self._loop.create_task(kill(), name=f"strike {node.name}"))
+
     async def _restart(self, node: Node, after_s: float) -> None:
         await node.kill()
         node.may_crash = False
         await asyncio.sleep(after_s)
-        if not node.up and not self.closing:
+        if not node.up and not node.away and not self.closing:
             node.start()
 
     def calm(self) -> None:

@@ -167,6 +167,22 @@ def test_activations_round_to_bf16_or_not_at_all(native: ctypes.CDLL, isa: str, 
         matrix.close()
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_rounded_before_gives_the_same_bits(
+    native: ctypes.CDLL, isa: str, format: WeightFormat
+) -> None:
+    outputs, inputs = 50, 512
+    rows, _ = stored(format, outputs, inputs)
+    matrix = PackedMatrix(native, format, rows, inputs)
+    x, bias = activations(ROWS_MAX, inputs), activations(1, outputs, 2)[0]
+    bits = (rounded_bf16(x).view(np.uint32) >> 16).astype(np.uint16)
+    for m in (1, 3, ROWS_MAX) if matrix.rounds_bf16 else ():
+        for parts in (1, 3):
+            found = matrix.run_pairs(bits[:m], bias=bias, parts=parts)
+            assert_same_bits(found, matrix.run(x[:m], bias=bias, bf16=True))
+    matrix.close()
+
+
 def test_what_is_no_number_stays_in_its_row(native: ctypes.CDLL, isa: str) -> None:
     rows, _ = stored(WeightFormat.BF16, 40, 130)
     matrix = PackedMatrix(native, WeightFormat.BF16, rows, 130)

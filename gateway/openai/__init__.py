@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API: bodies become calls, events become bodies and chunks."""

@@ -1,0 +1,1 @@
+"""Calls of functions in what models say: their forms, reading them, having them written."""

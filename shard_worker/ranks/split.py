@@ -1,0 +1,111 @@
+"""Cuts a stage's weights to what one rank has of them: rows by outputs, columns by inputs.
+
+Rows are views of the file, so that a rank reads its own ones only. Columns are copied; where a cut goes
+through a block of packed weights, the rank's part of that matrix is expanded. A bias on what ranks sum up is
+the first one's. The embedding is not of the result: ranks look rows up by themselves (`stage.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
+
+from shard_worker.executor import LoadFailed
+from shard_worker.formats import KIND_OF, dequantize, is_finite
+from shard_worker.model.stage_weights import LayerWeights, Linear, StageWeights, StoredMatrix, WeightFormat
+from shard_worker.ranks.shares import Share
+
+
+def packed_unit(weights: StageWeights) -> int:
+    """The longest block of weights with scales of their own among what is cut by inner outputs."""
+    return max(_block(m.format)[0] for layer in weights.layers for m in layer.down.matrices)
+
+
+def rank_weights(weights: StageWeights, share: Share, first: bool) -> StageWeights:
+    """`first`: of the rank whose biases count."""
+    head = weights.head
+    if head is not None:
+        head = replace(head, linear=rows(head.linear, [share.vocabulary]))
+    return replace(
+        weights,
+        num_heads=len(share.heads),
+        num_kv_heads=len(share.kv_heads),
+        intermediate_size=len(share.inner),
+        vocab_size=len(share.vocabulary),
+        layers=tuple(_layer(layer, weights, share, first) for layer in weights.layers),
+        embedding=None,
+        head=head,
+        attention_scale=weights.score_scale,
+    )
+
+
+def rows(linear: Linear, wanted: Sequence[range]) -> Linear:
+    """These outputs, one range after another."""
+    found: list[StoredMatrix] = []
+    for outputs in wanted:
+        at = 0
+        for matrix in linear.matrices:
+            first, end = max(outputs.start - at, 0), min(outputs.stop - at, matrix.outputs)
+            if first < end:
+                found.append(StoredMatrix(matrix.format, matrix.rows[first:end], matrix.inputs))
+            at += matrix.outputs
+    bias = None
+    if linear.bias is not None:
+        bias = np.concatenate([linear.bias[outputs.start : outputs.stop] for outputs in wanted])
+    return Linear(tuple(found), bias)
+
+
+def columns(linear: Linear, wanted: range, biased: bool) -> Linear:
+    """What these inputs give."""
+    return Linear(tuple(_columns(m, wanted) for m in linear.matrices), linear.bias if biased else None)
+
+
+def refuse_what_is_no_number(weights: StageWeights, path: object) -> None:
+    """Raises LoadFailed."""
+    for index, layer in enumerate(weights.layers, weights.first_layer):
+        for name in ("qkv", "out", "gate_up", "down"):
+            linear: Linear = getattr(layer, name)
+            if not all(map(is_finite, linear.matrices)):
+                raise LoadFailed(f"{path}: {name} of layer {index} holds what is no number")
+    if weights.head is not None and not all(map(is_finite, weights.head.linear.matrices)):
+        raise LoadFailed(f"{path}: the head holds what is no number")
+
+
+def _layer(layer: LayerWeights, weights: StageWeights, share: Share, first: bool) -> LayerWeights:
+    head_dim, inner = weights.head_dim, weights.intermediate_size
+    keys, values = weights.num_heads, weights.num_heads + weights.num_kv_heads
+
+    def of_heads(heads: range, at: int = 0) -> range:
+        return range((at + heads.start) * head_dim, (at + heads.stop) * head_dim)
+
+    return replace(
+        layer,
+        qkv=rows(
+            layer.qkv,
+            [of_heads(share.heads), of_heads(share.kv_heads, keys), of_heads(share.kv_heads, values)],
+        ),
+        out=columns(layer.out, of_heads(share.heads), first),
+        gate_up=rows(
+            layer.gate_up, [share.inner, range(inner + share.inner.start, inner + share.inner.stop)]
+        ),
+        down=columns(layer.down, share.inner, first),
+    )
+
+
+def _block(format: WeightFormat) -> tuple[int, int]:
+    """Weights and bytes of the pieces that rows of this format are made of."""
+    length, size = GGML_QUANT_SIZES[KIND_OF[format]]
+    return int(length), int(size)
+
+
+def _columns(matrix: StoredMatrix, wanted: range) -> StoredMatrix:
+    length, size = _block(matrix.format)
+    first, end = wanted.start // length, -(-wanted.stop // length)
+    cut = np.ascontiguousarray(matrix.rows[:, first * size : end * size])
+    covering = StoredMatrix(matrix.format, cut, (end - first) * length)
+    if covering.inputs == len(wanted):
+        return covering
+    begin = wanted.start - first * length
+    numbers = np.ascontiguousarray(dequantize(covering)[:, begin : begin + len(wanted)])
+    return StoredMatrix(WeightFormat.F32, numbers.view(np.uint8), len(wanted))

@@ -1,0 +1,46 @@
+"""How much memory a worker's weights take, and so how many layers it has room for."""
+
+from dataclasses import dataclass
+
+import torch
+
+from shard_worker.formats import kept_bytes
+from shard_worker.model.families import FAMILIES, stage_weights
+from shard_worker.model.layers import DTYPES, precision_of
+from shard_worker.torch_executor import EngineConfig, TorchExecutor
+
+DEVICE_SHARE = 0.8  # of a device's memory, for weights: the rest is for KV blocks and steps
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    layers_max: int  # 0: as many as there are
+    head_layers: float  # what embedding or head takes, in layers
+
+
+def room_of(executor: TorchExecutor, config: EngineConfig, weights_mb: int) -> Room:
+    """`weights_mb`: what weights may take; 0: on a device a share of what it has, else no bound."""
+    bound = weights_mb << 20
+    if not bound and executor.device.type == "cuda":
+        bound = int(torch.cuda.get_device_properties(executor.device).total_memory * DEVICE_SHARE)
+    if not bound:
+        return Room(0, 0.0)
+    num_layers = executor.facts.num_layers
+    whole = weight_bytes(executor, config, 0, num_layers)
+    inner = range(1, num_layers - 1) if num_layers > 2 else range(num_layers)
+    layer = weight_bytes(executor, config, inner.start, inner.stop) / len(inner)
+    ends = max(0.0, whole - num_layers * layer)
+    return Room(max(1, int(bound / layer)), ends / 2 / layer)
+
+
+def weight_bytes(executor: TorchExecutor, config: EngineConfig, first: int, end: int) -> int:
+    """Of a layer range with what belongs to it, as held in memory."""
+    checkpoint, model = executor.checkpoint, executor.checkpoint.config
+    if model.family in FAMILIES:
+        weights = stage_weights(checkpoint, first, end)
+        if executor.device.type == "cpu":
+            return kept_bytes(weights, config.dtype, config.quantize)
+        return kept_bytes(weights, "float32" if config.dtype == "float32" else "bfloat16", "none")  # expanded
+    ends = int(first == 0) + int(end == model.num_layers)  # embedding and head
+    params = (end - first) * model.layer_params + ends * model.vocab_size * model.hidden_size
+    return params * precision_of(DTYPES[config.dtype]).compute.itemsize

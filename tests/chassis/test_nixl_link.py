@@ -1,0 +1,241 @@
+"""A NIXL link over agents of ours: what a network may do that no library here can be made to do.
+
+Notifications in another order, writes that never end or can't be taken back, agents that break.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import cast
+
+import pytest
+
+from chassis.errors import LinkClosed
+from chassis.ids_source import id_source
+from chassis.transport import nixl_wire as wire
+from chassis.transport.choice import ChosenTransport
+from chassis.transport.interface import Link, LinkOptions
+from chassis.transport.kinds import Kind, Links
+from chassis.transport.nixl import NixlLinks
+from chassis.transport.nixl_agent import AgentError, Lanes, Region
+from chassis.transport.nixl_wire import BadWire
+
+OPTIONS = LinkOptions(slots=3, slot_bytes=4 << 20, send_timeout_s=0.3)
+new_id = id_source(time.time_ns)
+
+
+class Fabric:
+    """Agents by name. `holds`: writes are not done; `reverses`: notifications of one look come last first."""
+
+    def __init__(self) -> None:
+        self.agents: dict[str, FakeAgent] = {}
+        self.holds = self.reverses = self.keeps = self.broken = False
+
+    def make(self, name: str, lanes: Lanes) -> "FakeAgent":
+        self.agents[name] = FakeAgent(self, name)
+        return self.agents[name]
+
+
+class FakeAgent:
+    def __init__(self, fabric: Fabric, name: str) -> None:
+        self._fabric = fabric
+        self._name = name
+        self._peer: FakeAgent | None = None
+        self.memory: dict[int, Region] = {}
+        self.inbox: list[bytes] = []
+        self.held: list[bytes] = []
+        self.closed = False
+
+    def register(self, regions: Iterable[Region]) -> None:
+        self.memory.update((region.address, region) for region in regions)
+
+    def metadata(self) -> bytes:
+        return self._name.encode()
+
+    def metadata_of(self, region: Region) -> bytes:
+        return self._name.encode()
+
+    def connect(self, metadata: bytes) -> None:
+        self._peer = self._fabric.agents.get(metadata.decode())
+        if self._peer is None:
+            raise AgentError("no such agent")
+
+    def write(self, region: Region, size: int, address: int, note: bytes) -> object:
+        assert self._peer is not None and region.address in self.memory, "not registered"
+        target = self._peer.memory[address]
+        assert size <= target.capacity
+        if not self._fabric.holds:
+            target.view[:size] = region.view[:size]
+            self._peer.inbox.append(note)
+        return note
+
+    def done(self, handle: object) -> bool:
+        return not self._fabric.holds
+
+    def release(self, handle: object) -> None:
+        if self._fabric.keeps:
+            raise AgentError("it can't be taken back")
+
+    def notify(self, note: bytes) -> None:
+        assert self._peer is not None
+        self._peer.inbox.append(note)
+
+    def notifications(self) -> list[bytes]:
+        if self._fabric.broken:
+            raise AgentError("the device is gone")
+        if self._fabric.reverses and len(self.inbox) < 3:
+            return []
+        notes, self.inbox = self.inbox, []
+        return notes[::-1] if self._fabric.reverses else notes
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Pair:
+    def __init__(self, kind: str) -> None:
+        self.fabric = Fabric()
+        clock = asyncio.get_running_loop().time
+        self.nixl = [NixlLinks(new_id, clock, self.fabric.make) for _ in range(2)]
+        links = Links(kinds=(cast(Kind, kind),))
+        self.a, self.b = (
+            ChosenTransport(links, new_id, clock, nixl=nixl, lacks=lambda lanes: None) for nixl in self.nixl
+        )
+
+    async def links(self) -> tuple[Link, Link]:
+        accepted: asyncio.Queue[Link] = asyncio.Queue()
+        address = await self.b.listen("tcp://127.0.0.1:0", accepted.put_nowait, OPTIONS)
+        return await self.a.dial(address, b"hi", OPTIONS), await accepted.get()
+
+
+def run(body: Callable[[Pair], Awaitable[None]], kind: str = "nixl+shm") -> None:
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            pair = Pair(kind)
+            try:
+                await body(pair)
+            finally:
+                await pair.a.close()
+                await pair.b.close()
+                await asyncio.sleep(0)
+            assert all(agent.closed for agent in pair.fabric.agents.values()), "each agent is let go"
+
+    asyncio.run(main())
+
+
+def test_frames_come_in_order_whatever_order_notifications_have() -> None:
+    async def body(pair: Pair) -> None:
+        near, far = await pair.links()
+        pair.fabric.reverses = True
+        for turn in range(4):
+            for i in range(3):
+                await near.send(b"%d" % (3 * turn + i), bytes([i]) * (100 if i == 1 else 50_000))
+            for i in range(3):
+                frame = await far.receive()
+                assert frame.header == b"%d" % (3 * turn + i) and set(frame.payload) == {i}
+                frame.release()
+
+    run(body)
+
+
+def test_a_write_that_is_not_done_in_time_ends_the_link() -> None:
+    async def body(pair: Pair) -> None:
+        near, far = await pair.links()
+        pair.fabric.holds = True
+        await near.send(b"", bytes(50_000))
+        with pytest.raises(LinkClosed, match="not done in 0.3 s"):
+            await near.receive()
+        with pytest.raises(LinkClosed, match="closed by the peer: a write was not done"):
+            await far.receive()
+
+    run(body)
+
+
+@pytest.mark.parametrize("kind", ["nixl+shm", "nixl+tcp"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_a_write_may_still_land_in_is_kept(kind: str, keeps: bool) -> None:
+    """A sender that can't take its write back does not say that it let go; by TCP none can land."""
+
+    async def body(pair: Pair) -> None:
+        near, far = await pair.links()
+        pair.fabric.holds, pair.fabric.keeps = True, keeps
+        await near.send(b"", bytes(50_000))
+        near.close()
+        with pytest.raises(LinkClosed):
+            await far.receive()
+        while not pair.nixl[1].ended:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert bool(pair.nixl[1].quarantined_bytes) == (keeps and kind == "nixl+shm")
+        pair.fabric.keeps = False
+
+    run(body, kind)
+
+
+def test_a_broken_agent_ends_its_link() -> None:
+    async def body(pair: Pair) -> None:
+        near, far = await pair.links()
+        pair.fabric.broken = True
+        for link in (near, far):
+            with pytest.raises(LinkClosed, match="the device is gone"):
+                await link.receive()
+
+    run(body)
+
+
+def test_who_is_cancelled_while_a_slot_grows_leaves_it_to_others() -> None:
+    async def body(pair: Pair) -> None:
+        near, far = await pair.links()
+        cancelled = asyncio.ensure_future(near.send(b"never", bytes(3 << 20)))
+        await asyncio.sleep(0)
+        assert not cancelled.done()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        for i in range(6):
+            await near.send(b"%d" % i, bytes(3 << 20))
+            frame = await far.receive()
+            assert frame.header == b"%d" % i and len(frame.payload) == 3 << 20
+            frame.release()
+
+    run(body)
+
+
+def test_slots_grow_no_further_than_they_may() -> None:
+    async def body(pair: Pair) -> None:
+        near, far = await pair.links()
+        with pytest.raises(ValueError):
+            await near.send(b"", bytes(OPTIONS.slot_bytes + 1))
+        await near.send(bytes(1 << 20), bytes(OPTIONS.slot_bytes))
+        frame = await far.receive()
+        assert len(frame.header) == 1 << 20 and len(frame.payload) == OPTIONS.slot_bytes
+
+    run(body)
+
+
+def test_what_is_no_message_is_refused() -> None:
+    rng = random.Random(3)
+    parsers: list[Callable[[bytes], object]] = [
+        wire.parse_note,
+        wire.parse_offer,
+        wire.parse_slots,
+        wire.parse_grow,
+        wire.parse_grew,
+    ]
+    offer = wire.Offer("n", b"m" * 50, (wire.Place(4096, 1 << 18),) * 4, 1 << 20, 7, 9)
+    grew = wire.Grew(2, wire.Place(1, 2), b"xy")
+    note = wire.Note(wire.Noted.INLINE, 7, 1, 2, 3, b"hhppp")
+    assert wire.parse_offer(wire.build_offer(offer)) == offer
+    assert wire.parse_grew(wire.build_grew(grew)) == grew
+    assert wire.parse_note(wire.build_note(note)) == note
+    good = [wire.build_offer(offer), wire.build_grew(grew), wire.build_note(note), wire.build_grow(1, 2)]
+    for _ in range(3000):
+        data = bytearray(rng.choice(good) if rng.random() < 0.7 else rng.randbytes(rng.randrange(80)))
+        for _ in range(rng.randrange(4)):
+            if data:
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        for parse in parsers:
+            try:
+                parse(bytes(data[: rng.randrange(len(data) + 1)]))
+            except BadWire:
+                pass
