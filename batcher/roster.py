@@ -21,7 +21,7 @@ from batcher.sequence import Clock, Phase, Sequence, Status
 from batcher.siblings import has_prompt, shared_len
 from batcher.stops import Stops, advance
 from chassis.ids import BlockId, RequestId
-from chassis.messages.request import Reason, Request, Timings, Usage
+from chassis.messages.request import PROMPT_ERROR, Reason, Request, Timings, Usage
 
 Note = Admitted | TokensMade | Ended | Distrusted
 
@@ -241,6 +241,8 @@ class Roster:
         """Seats whoever may run now."""
         admission, running = self._admission, self._running
         while True:
+            while (head := admission.waiting.head) is not None and self._is_full(head):
+                self._end_full(head, now)  # whatever runs: no room that they give would help
             head = admission.next(now, running) if running.places else None
             if head is not None:
                 self._seat(head, now)
@@ -251,18 +253,26 @@ class Roster:
         admission.planned(now)
         self.begin_siblings(now)
 
+    def _length_max(self, sequence: Sequence) -> int:
+        """Of its output, in this pool."""
+        room = min(self._config.context_len_max, self.capacity_tokens) - sequence.prompt_len
+        return min(sequence.request.limits.max_tokens, room)
+
+    def _is_full(self, sequence: Sequence) -> bool:
+        """The whole pool has no room for its next token."""
+        return self._length_max(sequence) <= sequence.watch.length
+
+    def _end_full(self, sequence: Sequence, now: float) -> None:
+        if sequence.watch.length:  # what was said stays; here is no room for more
+            self.end(sequence, Reason.LENGTH, None, now)
+            return
+        error = f"{PROMPT_ERROR}{sequence.prompt_len} tokens, at most {self.capacity_tokens - 1} have room"
+        error += f" in the KV memory of the pipeline, {self.capacity_tokens} with the output"
+        self.end(sequence, Reason.FAILED, None, now, error)
+
     def _seat(self, sequence: Sequence, now: float) -> None:
         """From the head of the line into the running."""
-        limits, context_len_max = sequence.request.limits, self._config.context_len_max
-        room = min(context_len_max, self.capacity_tokens) - sequence.prompt_len
-        sequence.watch.length_max = min(limits.max_tokens, room)
-        if sequence.growth_tokens <= 0:
-            if sequence.watch.length:  # what was said stays; here is no room for more
-                self.end(sequence, Reason.LENGTH, None, now)
-            else:
-                error = f"a prompt of {sequence.prompt_len} tokens in a pool of {self.capacity_tokens}"
-                self.end(sequence, Reason.FAILED, None, now, error)
-            return
+        sequence.watch.length_max = self._length_max(sequence)
         if self._admission.took(sequence) and sequence.place.batch:  # its turn: as good as any other
             sequence.place.batch = False
             sequence.order = self._order.key(sequence.place.level, self.steps)
@@ -312,7 +322,8 @@ class Roster:
         self._admission.add(sequence)
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        self._admission.reserve.preempted(sequence.num_computed - (sequence.cached_tokens or 0))
+        lost = sequence.num_computed - (sequence.cached_tokens or 0)  # less than none: it found less again
+        self._admission.reserve.preempted(max(0, lost))
         self._give_back(sequence, now)
 
     def _give_back(self, sequence: Sequence, now: float) -> None:

@@ -11,7 +11,7 @@ from chassis.messages.ownership import (
     TakeoverAnswer,
     TakeoverQuestion,
 )
-from chassis.messages.request import Cancel, Claim, Reason, Terminal
+from chassis.messages.request import PROMPT_ERROR, Cancel, Claim, Reason, Terminal
 from chassis.messages.sampling import GRAMMAR_ERROR, UNTOLD, TokenLogprobs, recorded
 from gateway.events import (
     AskOwner,
@@ -147,7 +147,7 @@ class Serving:
 
     def _end(self, stream: Stream, how: Finish | Terminal, length: int) -> None:
         if how.reason is Reason.FAILED:
-            asked = how.error.startswith(GRAMMAR_ERROR)
+            asked = how.error.startswith((GRAMMAR_ERROR, PROMPT_ERROR))
             code = Code.INVALID_ARGUMENT if asked else Code.INTERNAL
             self._table.fail(stream, code, f"request {stream.id}: {how.error or 'failed'}")
         elif how.reason is Reason.REFUSED or (how.reason is Reason.DEADLINE and how.error):

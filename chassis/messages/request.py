@@ -24,6 +24,7 @@ from chassis.messages.sampling import Sampling as Sampling
 from chassis.wire import request_pb2 as pb
 
 IDS_MAX = 1 << 20
+PROMPT_ERROR = "prompt: "  # begins what is said of one that no pool of its pipeline has room for
 
 
 class Reason(Enum):

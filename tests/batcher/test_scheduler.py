@@ -289,8 +289,19 @@ def test_a_prompt_that_fits_no_pool_fails_and_says_why() -> None:
     add(made, "b", 3, Limits(1))
     made.finish(50)
     ended = made.ended[RequestId("a")]
-    assert ended.reason is Reason.FAILED and "16 tokens" in ended.error
+    assert ended.reason is Reason.FAILED and ended.error.startswith("prompt: 16 tokens, at most 15 ")
     assert made.ended[RequestId("b")].reason in (Reason.LENGTH, Reason.STOP)
+
+
+def test_a_prompt_that_fits_no_pool_does_not_have_the_pipeline_run_dry_first() -> None:
+    made = world(num_blocks=6)
+    add(made, "runs", 5, Limits(12, ignore_eos=True))
+    plan_rows(made)
+    add(made, "large", 24)
+    add(made, "small", 3, Limits(1))
+    made.execute()
+    assert spans(plan_rows(made)) == [("runs", 5, 6, True), ("small", 0, 3, True)]
+    assert set(made.ended) == {RequestId("large")}
 
 
 def test_an_output_ends_where_the_pool_does() -> None:

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batcher.queueing import BATCH
@@ -129,6 +129,7 @@ def test_who_lacks_a_block_for_its_copy_waits_and_keeps_what_it_shares() -> None
     st.sampled_from([3, 8, 32]),
     st.booleans(),
 )
+@example(10240, 1, 6, 3, True)  # gives way while it has less than it began with
 def test_whatever_happens_to_the_others(
     seed: int, num_stages: int, num_blocks: int, step_tokens_max: int, careless: bool
 ) -> None:

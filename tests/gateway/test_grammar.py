@@ -8,7 +8,7 @@ import pytest
 
 import chassis.grammars
 from chassis.errors import Code, Status
-from chassis.messages.request import Reason
+from chassis.messages.request import PROMPT_ERROR, Reason
 from chassis.messages.sampling import Grammar, GrammarKind
 from gateway.grammar import KNOWN_LEN_MAX, WAITING_LEN_MAX, Grammars
 from gateway.models import Model
@@ -80,6 +80,19 @@ def test_bad_grammars_are_refused_and_good_ones_accepted() -> None:
             with pytest.raises(Status) as refused:
                 await reader.done()
             assert refused.value.code is Code.INVALID_ARGUMENT and "too complex" in refused.value.message
+
+    run(main())
+
+
+def test_what_has_no_room_in_the_pool_is_the_callers_doing() -> None:
+    async def main() -> None:
+        async with Rig().standing() as (gateway, batcher):
+            reader = Reader(gateway.generate(call()))
+            await reader.accepted()
+            await batcher.end(await batcher.take(), Reason.FAILED, error=f"{PROMPT_ERROR}9 tokens, at most 7")
+            with pytest.raises(Status, match="9 tokens, at most 7") as refused:
+                await reader.done()
+            assert refused.value.code is Code.INVALID_ARGUMENT
 
     run(main())
 
