@@ -46,6 +46,7 @@ def make_core(c: Config, boot: BootId, card: ModelCard) -> Core:
 def ring_config(c: Config) -> RingConfig:
     return RingConfig(
         listen=c.listen,
+        advertise_host=c.advertise_host,
         block_size_tokens=c.block_size_tokens,
         slots_max=c.running_len_max,
         step_tokens_max=c.step_tokens_max,

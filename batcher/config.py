@@ -14,6 +14,7 @@ class Config:
     model: str = ""  # name of the model to serve; empty: the first one registered
     num_stages: int = 2
     listen: str = "tcp://127.0.0.1:0"  # where the last stage returns tokens
+    advertise_host: str = ""  # how the last stage reaches this host; empty: as it listens
     # scheduling
     waiting_len_max: int = 1024
     running_len_max: int = 64

@@ -15,6 +15,7 @@ from chassis import log
 from chassis.errors import LinkClosed, RpcError
 from chassis.ids import BootId, Epoch, RequestId
 from chassis.messages import BadMessage
+from chassis.messages.addresses import advertised, names_no_host
 from chassis.messages.forming import FORM, Form, Formed, FormRefusal, build_form, parse_formed
 from chassis.messages.pipeline import (
     BATCHER_STAGE,
@@ -46,6 +47,7 @@ class RingConfig:
     form_timeout_s: float
     dial_timeout_s: float = 2.0
     queue_len_max: int = 128
+    advertise_host: str = ""  # how the last stage reaches us; empty: as we listen
 
 
 def step_header(
@@ -115,7 +117,12 @@ class Ring:
         self.ghosts = 0  # frames and links of other epochs
 
     async def listen(self) -> None:
-        self._address = await self._ports.transport.listen(self._config.listen, self._accept, RESULT_OPTIONS)
+        """Raises as the transport's `listen`."""
+        bound = await self._ports.transport.listen(self._config.listen, self._accept, RESULT_OPTIONS)
+        self._address = advertised(bound, self._config.advertise_host)
+        log.info("listening", transport=self._address)
+        if names_no_host(self._address):
+            log.warning("the last stage can't dial this from another host", transport=self._address)
 
     # ---- forming
 

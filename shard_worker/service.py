@@ -13,7 +13,7 @@ from chassis import log
 from chassis.errors import LinkClosed, RpcRejected
 from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage
-from chassis.messages.addresses import advertised
+from chassis.messages.addresses import advertised, names_no_host
 from chassis.messages.forming import (
     FORM,
     Form,
@@ -129,6 +129,8 @@ class ShardWorker:
         self._transport_address = advertised(address, self._config.advertise_host)
         self._rpc_address = advertised(self._server.address, self._config.advertise_host)
         log.info("listening", transport=self._transport_address, rpc=self._rpc_address)
+        if names_no_host(self._transport_address) or names_no_host(self._rpc_address):
+            log.warning("others can't dial this from another host", transport=self._transport_address)
         group.create_task(self._registration.keep(), name="registration")
         for name, task in self._runner.tasks().items():
             group.create_task(task, name=name)

@@ -72,7 +72,7 @@ FIXED: dict[str, tuple[str, ...]] = {
         *("--preferred-stage", "0", "--tensor-parallel", "1", "--rank", "0", "--ranks-listen", ""),
         *("--leader", ""),
     ),
-    "batcher": ("--num-stages", "1", "--listen", "mem://batcher:0"),
+    "batcher": ("--num-stages", "1", "--listen", "mem://batcher:0", "--advertise-host", ""),
     "gateway": (),
 }
 # In the order in which they start; they drain in the reverse one.

@@ -47,6 +47,8 @@ def from_wire(known: str, others: Iterable[str]) -> str:
 
 def advertised(address: str, host: str) -> str:
     """The addresses as others reach them: with this host, if one is given, where they have a port."""
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
 
     def reached(one: str) -> str:
         if not host or one.startswith("unix:"):
@@ -55,3 +57,9 @@ def advertised(address: str, host: str) -> str:
         return f"{scheme}{slashes}{host}:{rest.rpartition(':')[2]}"
 
     return " ".join(reached(one) for one in split_addresses(address))
+
+
+def names_no_host(address: str) -> bool:
+    """Whether one of them means all of a host's interfaces: elsewhere that is whoever dials it."""
+    hosts = [one.rpartition("//")[2].rpartition(":")[0] for one in split_addresses(address)]
+    return not {"0.0.0.0", "[::]"}.isdisjoint(hosts)

@@ -5,10 +5,12 @@ import asyncio
 from batcher.formation import FormStage, PipelineLost, Stage
 from batcher.ring import Ring, RingConfig
 from batcher.service import Batcher
+from chassis.errors import LinkClosed
 from chassis.ids import BootId, Epoch
+from chassis.messages.forming import Form, FormAnswer, FormAsk, Formed, build_formed, parse_form
 from chassis.messages.registry import WorkerEntry
 from chassis.ports import Ports
-from chassis.transport.interface import Link, LinkOptions
+from chassis.transport.interface import Accept, Link, LinkOptions
 from shard_worker.config import Config as WorkerConfig
 from shard_worker.fake_model import FakeConfig, FakeExecutor
 from shard_worker.service import ShardWorker
@@ -83,13 +85,18 @@ class SlowTransport:
 
 class SilentLink:
     def __init__(self) -> None:
-        self.closed = False
+        self._over = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._over.is_set()
 
     def close(self) -> None:
-        self.closed = True
+        self._over.set()
 
     async def receive(self) -> None:
-        await asyncio.Event().wait()
+        await self._over.wait()
+        raise LinkClosed("closed")
 
 
 def test_a_link_that_is_dialled_when_its_epoch_is_over_is_closed() -> None:
@@ -129,5 +136,41 @@ def test_a_worker_whose_address_is_none_is_blamed_and_nothing_breaks() -> None:
             want = FormStage(1, Epoch(1 << 40), 0, (Stage(odd, 0, 4),))
             formed = await service._ring.form(want)
             assert formed.kv_stamp is None and formed.blamed == "odd"
+
+    run(main())
+
+
+class Asked:
+    """A transport that listens on all interfaces, and workers that note what they were asked to form."""
+
+    def __init__(self, formed: Formed) -> None:
+        self.forms: list[Form] = []
+        self._formed = formed
+
+    async def listen(self, address: str, accept: Accept, options: LinkOptions) -> str:
+        return f"unix://@name {address}"
+
+    async def dial(self, address: str, hello: bytes, options: LinkOptions, timeout_s: float) -> Link:
+        return SilentLink()  # type: ignore[return-value]
+
+    async def call(self, address: str, method: object, ask: FormAsk, timeout_s: float) -> FormAnswer:
+        self.forms.append(parse_form(ask))
+        return build_formed(self._formed)
+
+
+def test_the_last_stage_is_told_the_address_that_reaches_us() -> None:
+    async def main() -> None:
+        world = Asked(Formed(None, Epoch(1), "stamp", 8))
+        ports = Ports(None, world, world, None, None, None, None)  # type: ignore[arg-type]
+        config = RingConfig("tcp://0.0.0.0:7002", 16, 64, 512, 60.0, advertise_host="batcher-0.internal")
+        worker = WorkerEntry(BootId("w"), "m", "d", "rpc", "mem", Epoch(0), True, 4)
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            ring = Ring(ports, BootId("me"), config, group, lambda event: None, lambda result: None)
+            await ring.listen()
+            formed = await ring.form(FormStage(1, Epoch(1), 0, (Stage(worker, 0, 4),)))
+            ring.close(Epoch(1))
+        assert formed.kv_stamp == "stamp"
+        (form,) = world.forms
+        assert form.next_address == "unix://@name tcp://batcher-0.internal:7002"
 
     run(main())
