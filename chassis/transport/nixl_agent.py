@@ -116,7 +116,7 @@ def load() -> tuple[Any, Any]:
 
 
 class NixlAgent:
-    """`Agent` over NIXL's UCX backend."""
+    """`Agent` over NIXL's UCX backend. The library's exceptions have no base but Exception."""
 
     def __init__(self, name: str, lanes: Lanes) -> None:
         """Raises AgentError."""
@@ -133,7 +133,7 @@ class NixlAgent:
             self._agent.create_backend(
                 "UCX", {"engine_config": f"TLS={lanes.value}", "ucx_error_handling_mode": lanes.errors}
             )
-        except RuntimeError as error:
+        except Exception as error:
             raise AgentError(f"no agent with {lanes.kind}: {error}") from None
 
     def register(self, regions: Iterable[Region]) -> None:
@@ -141,19 +141,19 @@ class NixlAgent:
             described = [(region.address, region.capacity, region.device or 0, "")]
             try:
                 self._registered[region.address] = self._agent.register_memory(described, _memory(region))
-            except RuntimeError as error:
+            except Exception as error:
                 raise AgentError(f"{region.capacity} bytes not registered: {error}") from None
 
     def metadata(self) -> bytes:
         try:
             return bytes(self._agent.get_agent_metadata())
-        except RuntimeError as error:
+        except Exception as error:
             raise AgentError(f"no metadata: {error}") from None
 
     def metadata_of(self, region: Region) -> bytes:
         try:
             return bytes(self._agent.get_partial_agent_metadata(self._registered[region.address]))
-        except RuntimeError as error:
+        except Exception as error:
             raise AgentError(f"no metadata: {error}") from None
 
     def connect(self, metadata: bytes) -> None:
@@ -162,7 +162,7 @@ class NixlAgent:
             peer = name.decode() if isinstance(name, bytes) else str(name)
             if not self._peer:
                 self._agent.make_connection(peer)
-        except RuntimeError as error:
+        except Exception as error:
             raise AgentError(f"not connected: {error}") from None
         self._peer = peer
 
@@ -172,16 +172,17 @@ class NixlAgent:
             local = agent.get_xfer_descs([(region.address, size, region.device or 0)], _memory(region))
             remote = agent.get_xfer_descs([(address, size, 0)], "DRAM")
             handle = agent.initialize_xfer("WRITE", local, remote, self._peer, note)
-            if agent.transfer(handle) == "ERR":
-                raise AgentError("the write failed")
-        except RuntimeError as error:
+            state = agent.transfer(handle)
+        except Exception as error:
             raise AgentError(f"not written: {error}") from None
+        if state == "ERR":
+            raise AgentError("the write failed")
         return handle
 
     def done(self, handle: object) -> bool:
         try:
             state = self._agent.check_xfer_state(handle)
-        except RuntimeError as error:
+        except Exception as error:
             raise AgentError(f"the write failed: {error}") from None
         if state == "ERR":
             raise AgentError("the write failed")
@@ -190,19 +191,19 @@ class NixlAgent:
     def release(self, handle: object) -> None:
         try:
             self._agent.release_xfer_handle(handle)
-        except RuntimeError as error:
+        except Exception as error:
             raise AgentError(f"not released: {error}") from None
 
     def notify(self, note: bytes) -> None:
         try:
             self._agent.send_notif(self._peer, note)
-        except RuntimeError as error:
+        except Exception as error:
             raise AgentError(f"not notified: {error}") from None
 
     def notifications(self) -> list[bytes]:
         try:
             by_agent = self._agent.get_new_notifs()
-        except RuntimeError as error:
+        except Exception as error:
             raise AgentError(f"no notifications: {error}") from None
         return [note for notes in by_agent.values() for note in notes]
 
@@ -213,7 +214,7 @@ class NixlAgent:
                 agent.remove_remote_agent(self._peer)
             for described in self._registered.values():
                 agent.deregister_memory(described)
-        except RuntimeError as error:
+        except Exception as error:
             log.debug("agent not let go in order", error=str(error))
         self._registered.clear()
 

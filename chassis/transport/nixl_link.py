@@ -277,6 +277,8 @@ class NixlLink:
                 if self._end is not None:
                     self._join(self._offer)
             case Said.READY:
+                if self._offer is None:
+                    raise BadWire("ready before its offer")
                 self._ready = True
                 self._stand_if_open()
             case Said.RING:

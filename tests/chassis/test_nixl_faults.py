@@ -24,7 +24,7 @@ from chassis.transport.choice import ChosenTransport
 from chassis.transport.interface import Link
 from chassis.transport.kinds import Kind, Links
 from chassis.transport.nixl import NixlLinks, build_hello
-from chassis.transport.nixl_agent import KINDS, Lanes, why_not
+from chassis.transport.nixl_agent import KINDS, AgentError, Lanes, NixlAgent, Region, why_not
 from chassis.transport.nixl_wire import PREFIX, Said, build_said
 from tests.chassis.link_peer import OPTIONS
 
@@ -170,6 +170,22 @@ def test_a_peer_that_closes_in_order_leaves_nothing_behind(kind: str) -> None:
                 await until(lambda: here.nixl.ended and not here.nixl.quarantined_bytes)
 
     run(body)
+
+
+def test_whatever_the_library_raises_is_an_agents_error() -> None:
+    """Else it ends the poller's thread, and with it every link of the process."""
+    agent = NixlAgent(new_id(), Lanes.TCP)
+    tries: list[Callable[[], object]] = [
+        lambda: agent.connect(b"metadata that is none"),
+        lambda: agent.notify(b"to nobody"),
+        lambda: agent.write(Region(4096), 4096, 4096, b"not registered"),
+        lambda: agent.done(object()),
+        lambda: agent.release(object()),
+    ]
+    for fails in tries:
+        with pytest.raises(AgentError):
+            fails()
+    agent.close()
 
 
 @pytest.mark.parametrize("kind", ["nixl+tcp", pytest.param("nixl+shm", marks=pytest.mark.slow)])

@@ -5,6 +5,7 @@ Notifications in another order, writes that never end or can't be taken back, ag
 
 import asyncio
 import random
+import struct
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import cast
@@ -179,6 +180,27 @@ def test_a_broken_agent_ends_its_link() -> None:
         for link in (near, far):
             with pytest.raises(LinkClosed, match="the device is gone"):
                 await link.receive()
+
+    run(body)
+
+
+def test_who_is_ready_before_it_made_an_offer_is_no_peer() -> None:
+    async def body(pair: Pair) -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(16)
+            writer.write(struct.pack("<HBBIQ", 0x51A0, 2, 0, 12, 0) + struct.pack("<IQ", 3, 1 << 20))
+            await reader.readuntil(b"shoal-")  # in its offer, its agent's name
+            (agent,) = pair.fabric.agents.values()
+            agent.inbox.append(wire.build_note(wire.Note(wire.Noted.HELLO)))
+            writer.write(wire.build_said(wire.Said.READY))
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(LinkClosed, match="ready before its offer"):
+            await pair.a.dial(f"nixl+shm://127.0.0.1:{port}", b"hi", OPTIONS)
+        server.close()
 
     run(body)
 
