@@ -98,6 +98,9 @@ class Members:
                 return
             if worker.model != self._card.name or worker.model_digest != self._card.model_digest:
                 return
+            if worker.num_layers != self._card.num_layers or worker.boot != boot:
+                self._count("garbage entry")
+                return
             self._workers[boot] = (worker, entry.revision)
         self._tell_workers()
 

@@ -11,6 +11,8 @@ from chassis.messages.addresses import from_wire, to_wire
 from chassis.wire import pipeline_pb2 as pb
 
 EPOCH_MAX = 1 << 63
+LAYERS_MAX = 1e6  # that a head may cost or take
+LAYER_US_MIN, LAYER_US_MAX = 1e-3, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,6 @@ def parse_worker(data: bytes) -> WorkerEntry:
         raise BadMessage(f"prefers layers [{m.wish_first}, {m.wish_end})")
     if m.preferred_stage < -1:
         raise BadMessage(f"preferred stage {m.preferred_stage}")
-    if not 0 <= m.head_cost_layers < float("inf"):
-        raise BadMessage(f"head cost of {m.head_cost_layers} layers")
     return WorkerEntry(
         boot=_boot(m.boot),
         model=m.model,
@@ -113,12 +113,12 @@ def parse_worker(data: bytes) -> WorkerEntry:
         free=m.free,
         num_layers=m.num_layers,
         preferred_stage=None if m.preferred_stage == -1 else m.preferred_stage,
-        head_cost_layers=m.head_cost_layers,
+        head_cost_layers=_amount("head cost in layers", m.head_cost_layers, LAYERS_MAX),
         loaded=range(m.loaded_first, m.loaded_end),
         wish=range(m.wish_first, m.wish_end),
-        layer_us=_amount("layer us", m.layer_us),
+        layer_us=_amount("layer us", m.layer_us, LAYER_US_MAX, LAYER_US_MIN),
         layers_max=m.layers_max,
-        head_layers=_amount("head layers", m.head_layers),
+        head_layers=_amount("head layers", m.head_layers, LAYERS_MAX),
     )
 
 
@@ -190,9 +190,10 @@ def parse_epoch(data: bytes) -> EpochEntry:
     return EpochEntry(epoch=_epoch(m.epoch), batcher_boot=_boot(m.batcher_boot))
 
 
-def _amount(name: str, value: float) -> float:
-    if not 0 <= value < float("inf"):
-        raise BadMessage(f"{name} {value}")
+def _amount(name: str, value: float, most: float, least: float = 0.0) -> float:
+    """0, which means not known, or what can be reckoned with."""
+    if not (value == 0 or least <= value <= most):
+        raise BadMessage(f"{name}: {value}, not {least:g} to {most:g}")
     return value
 
 

@@ -65,6 +65,12 @@ def test_what_is_none_is_refused(parse: Callable[[bytes], Any]) -> None:
         {"last_epoch": (1 << 64) - 1},  # nothing is above it
         {"head_cost_layers": float("nan")},
         {"head_cost_layers": float("inf")},
+        {"head_cost_layers": 1.7e308},
+        {"head_layers": 1.7e308},
+        {"layer_us": 1e-310},  # time divided by it is none
+        {"layer_us": 1.7e308},
+        {"layer_us": -1.0},
+        {"layer_us": float("nan")},
     ],
 )
 def test_impossible_workers_are_refused(wrong: dict[str, Any]) -> None:
