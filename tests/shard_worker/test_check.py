@@ -15,7 +15,7 @@ from chassis.model_repository import Manifest, ModelRepository, StoredFile, buil
 from shard_worker import __main__ as worker
 from shard_worker import check
 from shard_worker.config import Config
-from shard_worker.costs import Costs, known_or_measured, measure, split_by_time
+from shard_worker.costs import Costs, known_or_measured, least_s, measure, split_by_time
 from shard_worker.executor import LoadFailed
 from shard_worker.native import build, library
 from shard_worker.probe import ProbeRow, probe_inputs
@@ -104,6 +104,22 @@ def test_the_smallest_models_are_measured(tmp_path: Path, num_layers: int) -> No
     made = executor(tmp_path)
     costs = measure(made, made.checkpoint, iter(np.arange(0.0, 1e4, 0.01)).__next__)
     assert len(costs.layer_us) == num_layers and min(*costs.layer_us, costs.head_us) > 0
+
+
+@pytest.mark.parametrize("tick_s", [1e-7, 4e-3, 1.5e-2])
+def test_a_clock_of_coarse_ticks_that_goes_back_at_times_says_what_a_run_takes(tick_s: float) -> None:
+    now, calls = 0.0, 0
+
+    def run() -> None:
+        nonlocal now
+        now += 30e-6
+
+    def clock() -> float:
+        nonlocal calls
+        calls += 1
+        return now // tick_s * tick_s - (1e-4 if calls % 7 == 0 else 0.0)
+
+    assert 0.5 * 30e-6 < least_s(run, clock) < 2 * 30e-6
 
 
 def test_a_machines_workers_agree(folder: Path, tmp_path: Path) -> None:
