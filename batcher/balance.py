@@ -38,6 +38,7 @@ class Balance:
             at_stages_s = sum([timing.wait_ns + timing.compute_ns for timing in timings]) / 1e9
             full = flight.num_in_flight >= self.spread.groups
             self.spread.went_round(event.now - flight.sent_at - at_stages_s, idle_s if full else None)
+        self.spread.came_back(event.now, 0 if flight.load.prompt_tokens else flight.load.decodes)
 
     def check(self) -> None:
         self.cost.check()

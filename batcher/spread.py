@@ -8,15 +8,24 @@ busiest stage was seen to stand idle. Of numbers that are alike the most are bes
 a stage when it is done with one. More than one above the stages would only wait for each other, unless the
 way is so long that all stages stand idle: then there are as many as fill it, or `WAY_STEPS` more. Another is
 taken only if it is better by `HYSTERESIS`, or more and as good.
+
+What rounds were seen to take (`paces`) is believed before what the model says. The least number that the
+model finds hardly worse, by `TRIED` at most, is tried once for each size of a batch: stages that share a
+machine slow each other, and only so it is seen that less of them at work at once may do more.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from batcher.paces import KEPT_STEPS, ROUNDS_MIN, SETTLING_ROUNDS, Paces
 from batcher.stage_cost import Coefficients, Load
 
 ALIKE = 0.01  # so much more time is none
 HYSTERESIS = 0.02
+TRIED = 0.15
+TRIAL_ROUNDS = 2 * (ROUNDS_MIN + SETTLING_ROUNDS)
 FILLED = 0.4  # of the time that a stage stands idle between steps, by one step more
 LOOK_STEPS = 8  # between two looks at whether another number is better
 MEAN_LEN = 64
@@ -99,6 +108,13 @@ class Spread:
         self._num_stages = 1
         self._steps = 0
         self._looked_decodes = 0
+        self._decodes = 0
+        self._context = 0.0  # of each
+        self._paces = Paces()
+        self._plain = 0  # returns with nothing but decodes, one after the other
+        self._trial_until = 0  # step
+        self._trial_size = 0  # of the batch, as a power of two
+        self._try_again: dict[int, int] = {}  # size -> step
         self._way_s = _Mean()
         self._idle_s: dict[int, _Mean] = {}  # of the busiest stage, between two steps of so many groups
         self.runs_ahead = False
@@ -113,6 +129,10 @@ class Spread:
         self.runs_ahead = runs_ahead(self.steps_max, num_stages, self._run_ahead)
         self.groups = 1 if num_stages == 1 else min(self.places_max, self._fixed or num_stages)
         self._looked_decodes = 0
+        self._paces.open()
+        self._plain = 0
+        self._trial_until = 0
+        self._try_again.clear()
         self._way_s = _Mean()
         self._idle_s.clear()
 
@@ -134,9 +154,21 @@ class Spread:
         if idle_s is not None:
             self._idle_s.setdefault(self.groups, _Mean()).add(idle_s)
 
+    def came_back(self, now: float, rows: int) -> None:
+        """A step came back, with so many decodes and nothing else; 0: with something else."""
+        if not self.chooses or not self._looked_decodes:
+            return
+        self._plain = self._plain + 1 if rows else 0
+        if not rows:
+            self._trial_until = 0  # prompts would wait, and nothing is seen
+        if self.groups > self._num_stages:  # no more of them are at work at once than with one a stage
+            rows = 0
+        self._paces.returned(now, rows, self.groups, self._decodes, self._context)
+
     def look(self, stages: Sequence[Coefficients], decodes: int, context: float) -> None:
         """Before a step is planned: chooses anew, now and then and when the number of decodes has changed.
         `context`: positions of each, on average."""
+        self._decodes, self._context = decodes, context
         if not self.chooses or not decodes or not stages:
             return
         changed = abs(decodes - self._looked_decodes) * 4 > self._looked_decodes
@@ -146,7 +178,12 @@ class Spread:
         if changed:
             self._idle_s.clear()  # of other steps
             self._looked_decodes = decodes
-        took = self._rounds(stages, decodes, context)
+        rounds = self._rounds(stages, decodes, context)
+        tried = self._to_try(rounds, decodes)
+        if tried is not None:
+            self.groups = tried
+            return
+        took = self._seen(rounds, stages, decodes, context)
         now_s = took[min(self.groups, max(took))]
         least_s = min(took.values())
         best = self._best([groups for groups in took if took[groups] <= least_s * (1 + ALIKE)])
@@ -154,17 +191,55 @@ class Spread:
         if better or self.groups not in took or (best > self.groups and took[best] <= now_s):
             self.groups = best
 
+    def _to_try(self, rounds: Mapping[int, float], decodes: int) -> int | None:
+        """The number that is being tried, or is to be: once the pace of the usual one is known, and not again
+        for long if too much came between to see its own."""
+        size = decodes.bit_length()
+        if self._steps < self._trial_until and size == self._trial_size:
+            if self._paces.of(self.groups, decodes) is None:
+                return self.groups
+        self._trial_until = 0
+        least_s = min(rounds.values())
+        fewest = min([groups for groups in rounds if rounds[groups] <= least_s * (1 + TRIED)])
+        known = [groups for groups in (fewest, self.groups) if self._paces.of(groups, decodes) is not None]
+        if known != [self.groups] or fewest >= min(self.groups, self._num_stages):
+            return None
+        if self._steps < self._try_again.get(size, 0) or self._plain < ROUNDS_MIN * self.groups:
+            return None
+        self._try_again[size] = self._steps + KEPT_STEPS
+        self._trial_until, self._trial_size = self._steps + TRIAL_ROUNDS * fewest, size
+        return fewest
+
+    def _seen(
+        self, rounds: Mapping[int, float], stages: Sequence[Coefficients], decodes: int, context: float
+    ) -> dict[int, float]:
+        """Seconds of a round by groups: what the model says, times what those that were seen took of what it
+        says of them; numbers between two of these lie between."""
+        scales = {}
+        for groups in rounds:
+            pace = self._paces.of(groups, decodes)
+            if pace is not None:
+                model = self._round(stages, groups, pace.decodes, pace.context)
+                scales[groups] = pace.round_s / model.seconds
+        if not scales:
+            return dict(rounds)
+        known, seen = list(scales), list(scales.values())
+        return {groups: model_s * float(np.interp(groups, known, seen)) for groups, model_s in rounds.items()}
+
     def _rounds(self, stages: Sequence[Coefficients], decodes: int, context: float) -> Mapping[int, float]:
-        """Seconds of a round by groups: of all numbers that may be best."""
+        """Seconds of a round by groups, as the model says: of all numbers that may be best."""
         took = {}
         for groups in range(1, min(self.steps_max, decodes) + 1):
-            idle = self._idle_s.get(groups)
-            idle_s = FILLED * idle.value if idle is not None else 0.0
-            round_ = round_of(stages, groups, decodes, context, self._way_s.value, idle_s)
+            round_ = self._round(stages, groups, decodes, context)
             took[groups] = round_.seconds
             if groups > self._num_stages and round_.ring_s <= round_.stage_s:
                 break  # a stage has enough of them
         return took
+
+    def _round(self, stages: Sequence[Coefficients], groups: int, decodes: int, context: float) -> Round:
+        idle = self._idle_s.get(groups)
+        idle_s = FILLED * idle.value if idle is not None else 0.0
+        return round_of(stages, groups, decodes, context, self._way_s.value, idle_s)
 
     def _best(self, alike: Sequence[int]) -> int:
         """Of ascending numbers: the most, but of those that are on a long way the least."""

@@ -49,6 +49,7 @@ class Costs:
     batcher_row_ms: float = 0.004
     base_ms: float = 0.0  # more a step and stage, as a device's launches take
     wobble: float = 0.0  # every other step takes so much more, in parts of one
+    beside: float = 0.0  # so much more while another stage is at work, as on one machine
 
     def stage_s(self, stage: int, load: Load, samples: int, number: int) -> float:
         attended_ms = CHUNK_POSITION_MS * load.attended
@@ -167,6 +168,9 @@ class VirtualPipeline:
             at_s += hop_s
             begun_s = max(at_s, self._free_at[stage])
             took_s = self._costs.stage_s(stage, load, samples, plan.number) if plan.rows else 0.0
+            others = [free_s for other, free_s in enumerate(self._free_at) if other != stage]
+            if max(others, default=0.0) > begun_s:
+                took_s *= 1 + self._costs.beside
             timings.append(StageTiming(stage, _ns(at_s), _ns(begun_s - at_s), _ns(took_s), 0))
             at_s = self._free_at[stage] = begun_s + took_s
             slowest_s = max(slowest_s, took_s)

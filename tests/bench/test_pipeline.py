@@ -28,6 +28,16 @@ def test_other_stages_and_networks_are_learned_too(costs: Costs) -> None:
     assert steady(costs, 48, 128, 128, 2).tokens_per_s >= 0.95 * max(fixed)
 
 
+@pytest.mark.parametrize("beside", [0.25, 0.5, 0.8])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_where_stages_slow_each_other_fewer_groups_are_tried_and_kept(stages: int, beside: float) -> None:
+    """No timing of a stage tells: by the model two groups look better than one."""
+    costs = Costs((30 // stages,) * stages, beside=beside)
+    numbers = range(1, stages + 2)
+    fixed = [steady(costs, 8, 64, 256, 2, steps_in_flight_max=n).tokens_per_s for n in numbers]
+    assert steady(costs, 8, 64, 256, 2).tokens_per_s >= 0.97 * max(fixed)
+
+
 def test_chunks_of_a_long_prompt_follow_each_other_through_the_stages() -> None:
     together = pipeline.long_prompt_ttft(4)
     assert pipeline.long_prompt_ttft(4, steps_in_flight_max=1) / together >= 2.5
