@@ -12,6 +12,7 @@ from itertools import chain, compress
 from batcher.events import StepPlan, StepReturned
 from batcher.formation import FormStage, PipelineLost, StageFormed
 from chassis import log
+from chassis.config import ConfigError
 from chassis.errors import LinkClosed, RpcError
 from chassis.ids import BootId, Epoch, RequestId
 from chassis.messages import BadMessage
@@ -117,8 +118,12 @@ class Ring:
         self.ghosts = 0  # frames and links of other epochs
 
     async def listen(self) -> None:
-        """Raises as the transport's `listen`."""
-        bound = await self._ports.transport.listen(self._config.listen, self._accept, RESULT_OPTIONS)
+        """Raises ConfigError for an address that is none; else as the transport's `listen`."""
+        listen = self._config.listen
+        try:
+            bound = await self._ports.transport.listen(listen, self._accept, RESULT_OPTIONS)
+        except ValueError as error:
+            raise ConfigError(f"[batcher] listen: {error}") from None
         self._address = advertised(bound, self._config.advertise_host)
         log.info("listening", transport=self._address)
         if names_no_host(self._address):

@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from chassis import log
+from chassis.config import ConfigError
 from chassis.errors import LinkClosed, RpcRejected
 from chassis.ids import BootId, Epoch
 from chassis.messages import BadMessage
@@ -122,9 +123,11 @@ class ShardWorker:
             await self._tiers.close()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        address = await self._ports.transport.listen(
-            self._config.listen, self._accept, self._options(self._config.slots, self._slot_bytes)
-        )
+        options = self._options(self._config.slots, self._slot_bytes)
+        try:
+            address = await self._ports.transport.listen(self._config.listen, self._accept, options)
+        except ValueError as error:
+            raise ConfigError(f"[shard_worker] listen: {error}") from None
         self._server = await self._ports.rpc.serve(self._config.rpc_listen, {FORM: self._asked})
         self._transport_address = advertised(address, self._config.advertise_host)
         self._rpc_address = advertised(self._server.address, self._config.advertise_host)

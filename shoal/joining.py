@@ -7,6 +7,7 @@ its name. Nothing here starts anything.
 import asyncio
 import os
 import re
+import socket
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,11 +51,12 @@ async def reached_from(url: str, service: str) -> str:
 
 def check_host(host: str, flag: str) -> None:
     """Raises LaunchError for an address on which nothing here can listen, or that others cannot dial."""
-    if not is_dialled(host):
-        raise LaunchError(f"{flag} {host}: others dial this address; name the one of this machine")
     try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM) if host else []
+        if not is_dialled(host) or not all(is_dialled(str(address[0])) for *_, address in found):
+            raise LaunchError(f"{flag} {host}: others dial this address; name the one of this machine")
         is_taken(0, host)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: what can't be a name
         raise LaunchError(f"{flag} {host} is no address of this machine: {error}") from None
 
 

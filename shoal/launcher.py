@@ -28,7 +28,7 @@ from shoal.listening import Listening, bracketed
 from shoal.nats_server import NatsServer, free_port, is_taken
 from shoal.plan import LaunchError as LaunchError
 from shoal.plan import Plan as Plan
-from shoal.plan import check_config
+from shoal.plan import check_config, check_numbers
 from shoal.plan import model_flags as model_flags
 from shoal.plan import precision_flags as precision_flags
 from shoal.run_folder import RunFolder
@@ -122,8 +122,9 @@ class Deployment:
 
     async def start(self) -> None:
         """Starts every process; returns when NATS answers. Raises LaunchError."""
-        self._folder.take()
         plan = self.plan
+        check_numbers(plan)
+        self._folder.take()
         if plan.config is not None:
             self._secure = check_config(plan.config)
         self._model = model_flags(plan.model, plan.repository) + precision_flags(plan)

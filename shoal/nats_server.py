@@ -201,7 +201,7 @@ def is_taken(port: int, host: str = "127.0.0.1") -> bool:
         try:
             probe.bind((host, port))
         except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
+            if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
                 raise
             return error.errno == errno.EADDRINUSE
     return False

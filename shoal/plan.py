@@ -10,6 +10,11 @@ from chassis.model_repository import ModelRepository, default_folder
 from shoal.listening import LOOPBACK
 from shoal.secure_folder import folder_of
 
+STAGES_MAX = 64  # of a batcher
+RANKS_MAX = 64  # of a worker
+THREADS_MAX = 1024
+PORT_MAX = 65_535
+PORTS_KEPT = 1_023  # behind the first one, for those that follow
 SECTIONS = ("chassis", "gateway", "batcher", "kvstore", "shard_worker", "autoscale", "up")
 
 
@@ -50,6 +55,21 @@ class Plan:
     tensor_parallel: int = 1  # ranks of each worker: processes that it starts itself
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # more flags, by service
     env: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_numbers(plan: Plan) -> None:
+    """What no machine could do, before anything is started. Raises LaunchError."""
+    ports = {"--port": plan.port, "--http-port": plan.http_port, "--nats-port": plan.nats_port}
+    bounds = {
+        "--stages": (plan.stages, 1, STAGES_MAX),
+        "--threads": (plan.threads, 1, THREADS_MAX),
+        "--tensor-parallel": (plan.tensor_parallel, 1, RANKS_MAX),
+        "--first-port": (plan.first_port, 0, PORT_MAX - PORTS_KEPT),
+        **{flag: (port, 0, PORT_MAX) for flag, port in ports.items()},
+    }
+    for flag, (number, low, high) in bounds.items():
+        if not low <= number <= high:
+            raise LaunchError(f"{flag} {number}: {low} to {high}")
 
 
 def model_flags(name: str, repository: Path | None = None) -> tuple[str, ...]:

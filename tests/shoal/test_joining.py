@@ -61,7 +61,16 @@ def test_a_password_in_a_url_is_not_said() -> None:
 
 @pytest.mark.parametrize(
     ("host", "why"),
-    [("0.0.0.0", "others dial"), ("::", "others dial"), ("192.0.2.200", "no address of this machine")],
+    [
+        ("0.0.0.0", "others dial"),
+        ("::", "others dial"),
+        ("", "others dial"),
+        ("0", "others dial"),
+        ("0:0::0", "others dial"),
+        ("192.0.2.200", "no address of this machine"),
+        ("a b", "no address of this machine"),
+        ("x" * 70, "no address of this machine"),
+    ],
 )
 def test_addresses_that_nobody_can_dial(host: str, why: str) -> None:
     with pytest.raises(LaunchError, match=why):

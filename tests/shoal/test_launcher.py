@@ -100,6 +100,28 @@ def test_a_configuration_that_nobody_would_read_is_refused(
         asyncio.run(go())
 
 
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"stages": 0}, "--stages 0: 1 to 64"),
+        ({"stages": 65}, "--stages 65: 1 to 64"),
+        ({"threads": 0}, "--threads 0: 1 to "),
+        ({"tensor_parallel": 65}, "--tensor-parallel 65: 1 to 64"),
+        ({"port": 65_536}, "--port 65536: 0 to 65535"),
+        ({"http_port": -1}, "--http-port -1: 0 to 65535"),
+        ({"nats_port": 70_000}, "--nats-port 70000: 0 to 65535"),
+        ({"first_port": 65_535}, "--first-port 65535: 0 to 64512"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_before_anything_starts(
+    numbers: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    deployment = Deployment(Plan(model="fake", run_dir=tmp_path, **numbers))  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=said):
+        asyncio.run(deployment.start())
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_key_that_a_service_refuses_ends_the_start(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text("[kvstore]\nnonsense = 1\n")
@@ -109,6 +131,19 @@ def test_a_key_that_a_service_refuses_ends_the_start(tmp_path: Path) -> None:
             pass
 
     with pytest.raises(LaunchError, match=r"(?s)kvstore ended at once:.*unknown key 'nonsense'"):
+        asyncio.run(go())
+
+
+@pytest.mark.parametrize("service", ["shard_worker", "batcher"])
+def test_an_address_that_is_none_ends_the_start(service: str, tmp_path: Path) -> None:
+    """As any wrong configuration: whoever starts it need not start it again."""
+    flags = {service: ("--listen", "tcp://nowhere")}
+
+    async def go() -> None:
+        async with Deployment(Plan(model="fake", run_dir=tmp_path, stages=1, flags=flags)):
+            pass
+
+    with pytest.raises(LaunchError, match=rf"(?s)ended at once:.*\[{service}\] listen: .*tcp://host:port"):
         asyncio.run(go())
 
 
