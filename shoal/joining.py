@@ -32,7 +32,10 @@ async def reached_from(url: str, service: str) -> str:
     """The address of this machine by which it reaches the bus. Raises LaunchError, ConfigError."""
     why: object = "no servers"
     for server in access_of(url, service).servers:
-        parts = urlsplit(server if "://" in server else f"//{server}")
+        try:
+            parts = urlsplit(server if "://" in server else f"//{server}")
+        except ValueError:  # a bracket too few
+            parts = urlsplit("")
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
             raise LaunchError(f"{without_user(server)!r}: nats://HOST:PORT or tls://HOST:PORT")
         try:
@@ -40,6 +43,8 @@ async def reached_from(url: str, service: str) -> str:
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port or NATS_PORT)
         except TimeoutError:
             why = f"no answer in {BUS_TIMEOUT_S:g} s"
+        except socket.gaierror as error:  # its numbers are not those of the system
+            why = error.strerror
         except (OSError, ValueError) as error:  # ValueError: a port that is none
             why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import socket
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,21 @@ def test_the_address_by_which_the_bus_is_reached() -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("url", ["http://192.0.2.1:4222", "192.0.2.1:4222", "nats://", "nats"])
+@pytest.mark.parametrize("url", ["http://192.0.2.1:4222", "192.0.2.1:4222", "nats://", "nats", "nats://[::1"])
 def test_what_is_no_url_of_a_bus(url: str) -> None:
     with pytest.raises(LaunchError, match=r"nats://HOST:PORT"):
         asyncio.run(reached_from(url, "shard_worker"))
+
+
+def test_a_name_that_is_none_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(host: str, port: int) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(asyncio, "open_connection", unknown)
+    with pytest.raises(
+        LaunchError, match="no NATS at nats://no.such.invalid:4222: Name or service not known"
+    ):
+        asyncio.run(reached_from("nats://no.such.invalid:4222", "gateway"))
 
 
 def test_a_password_in_a_url_is_not_said() -> None:
