@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import socket
 from pathlib import Path
 
 import pytest
