@@ -34,6 +34,7 @@ class Fabric:
         self.holds = self.reverses = self.keeps = self.broken = False
 
     def make(self, name: str, lanes: Lanes) -> "FakeAgent":
+        assert name not in self.agents, "what a dead link left behind would be taken for this one's"
         self.agents[name] = FakeAgent(self, name)
         return self.agents[name]
 
@@ -171,6 +172,37 @@ def test_what_a_write_may_still_land_in_is_kept(kind: str, keeps: bool) -> None:
         pair.fabric.keeps = False
 
     run(body, kind)
+
+
+def test_who_has_nothing_to_do_sleeps_and_wakes_for_a_frame() -> None:
+    """Nothing tells a NIXL agent of what comes: looking all the time would cost a core a process."""
+
+    async def body(pair: Pair) -> None:
+        near, far = await pair.links()
+        for i in range(2):
+            await asyncio.sleep(0.1)
+            before = time.process_time()
+            await asyncio.sleep(1.0)
+            assert time.process_time() - before < 0.1
+            await near.send(b"%d" % i, bytes(50_000))
+            (frame := await far.receive()).release()
+            assert frame.header == b"%d" % i
+
+    run(body)
+
+
+def test_each_link_has_agents_of_its_own() -> None:
+    async def body(pair: Pair) -> None:
+        accepted: asyncio.Queue[Link] = asyncio.Queue()
+        address = await pair.b.listen("tcp://127.0.0.1:0", accepted.put_nowait, OPTIONS)
+        for _ in range(3):  # one after another, too
+            near = await pair.a.dial(address, b"hi", OPTIONS)
+            near.close()
+            with pytest.raises(LinkClosed):
+                await (await accepted.get()).receive()
+        assert len(pair.fabric.agents) == 6
+
+    run(body)
 
 
 def test_a_broken_agent_ends_its_link() -> None:

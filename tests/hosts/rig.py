@@ -131,10 +131,12 @@ class HostsRig:
         config = ("--model", "fake", "--config", self.folder / "shoal.toml")
         return self.shoal(host, "join", self.bus, "--role", "worker", *config, *words)
 
-    def asking(self, seed: int, output_len: int = 60, count: int = 8) -> Started:
+    def asking(
+        self, seed: int, output_len: int = 60, count: int = 8, address: str = "127.0.0.1:50051"
+    ) -> Started:
         """Clients on the first host."""
         self._count += 1
-        words = (sys.executable, "-m", "tests.hosts.asking", "127.0.0.1:50051", seed, count, output_len)
+        words = (sys.executable, "-m", "tests.hosts.asking", address, seed, count, output_len)
         log = self.folder / f"asking.{self._count}.said"
         started = Started(self.lab.hosts[0], [str(word) for word in words], log, ROOT)
         self._stack.callback(started.end)

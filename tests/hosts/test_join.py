@@ -68,6 +68,27 @@ def test_answers_are_right_whatever_happens_to_a_host(rig: HostsRig, fault: str)
     assert clients.said.endswith("right\n")
 
 
+def test_every_role_joins_and_leaves_amid_requests(rig: HostsRig, tmp_path: Path) -> None:
+    """Another pipeline with its worker, a kvstore and a gateway on another host; then they leave again."""
+    host = rig.lab.hosts[2]
+    clients = rig.asking(seed=11, output_len=150)
+    clients.wait_for("begun")
+    one = ("--stages", "1", "--port", "50061", "--http-port", "0", "--insecure")
+    roles = [word for role in ("kvstore", "batcher", "gateway") for word in ("--role", role)]
+    more = rig.join(host, *roles, *one, "--run-dir", tmp_path / "more")
+    more.wait_for("Ctrl-C drains")
+    for role in ("kvstore", "worker-0", "gateway"):
+        assert f"{role} has joined" in more.said
+    stands = tmp_path / "more" / "logs" / "batcher.log"
+    until(lambda: '"pipeline stands"' in stands.read_text(), stands.read_text)
+    others = rig.asking(seed=12, output_len=150, address=f"{host.address}:50061")
+    others.wait_for("begun")
+    assert more.end() == 0, more.said
+    for some in (clients, others):
+        assert some.wait() == 0, some.said
+        assert some.said.endswith("right\n")
+
+
 def test_who_joins_with_another_model_is_told_and_ends(rig: HostsRig) -> None:
     """A stage with other layers would be in no pipeline with them."""
     host = rig.lab.hosts[2]
