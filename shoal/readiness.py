@@ -15,12 +15,19 @@ _BODY_BYTES_MAX = 4 << 20
 
 
 async def standing(bus: Bus) -> set[str]:
-    """The keys of the batchers that say that their pipeline stands."""
+    """The keys of the batchers that say that their pipeline stands. What is no entry of one says nothing."""
     try:
         entries = await bus.entries(subjects.BATCHERS)
-        return {e.key for e in entries if e.value is not None and parse_batcher(e.value).standing}
-    except (BusError, BadMessage):
+    except BusError:
         return set()
+    return {entry.key for entry in entries if entry.value is not None and _stands(entry.value)}
+
+
+def _stands(value: bytes) -> bool:
+    try:
+        return parse_batcher(value).standing
+    except BadMessage:
+        return False
 
 
 async def serves(client: AsyncClient) -> bool:

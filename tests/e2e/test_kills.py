@@ -116,6 +116,7 @@ def test_a_stage_dies_amid_garbage_in_the_registry(shoal: Running, record_proper
 
         async with shoal.client() as client:
             answers = await amid(client, draw_calls(18, OUTPUT_LEN), spoil_and_kill)
+            await shoal.deployment.wait_ready(5.0)  # it is seen too
         await bus.close()
         return answers
 
