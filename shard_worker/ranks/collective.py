@@ -3,7 +3,7 @@
 Two ways: memory that they share (`shared_memory.py`), where all are processes of one host with compiled code;
 else torch.distributed, gloo on processors, NCCL where a device computes. Rules: every rank calls the same in
 the same order. A sum has one order, rank by rank, whatever shares the step: NCCL alone chooses its own. What
-takes longer than the limit fails, and with it the stage.
+takes longer than the limit fails, and with it the stage; who learns sooner that a rank is gone aborts.
 """
 
 import socket
@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 
 STORE_PREFIX = "shoal"
+NO_TAG = 1  # nobody sends with it
 dist: Any = torch.distributed  # its types leave out what is used here
 
 
@@ -27,15 +28,19 @@ class Collective(Protocol):
         Raises RuntimeError."""
 
     def abort(self) -> None:
-        """From any thread: whoever waits gives up, if it can be told."""
+        """From any thread, for good: whoever waits gives up at once."""
 
 
-def meeting_point(host: str, port: int, size: int, listener: socket.socket | None = None) -> Any:
+def meeting_point(
+    host: str, port: int, size: int, timeout_s: float, listener: socket.socket | None = None
+) -> Any:
     """A store over TCP through which ranks find each other; with a `listener` there it is kept by this
     process. Raises RuntimeError."""
+    limit = timedelta(seconds=timeout_s)
     if listener is None:
-        return dist.TCPStore(host, port, size, False)
-    return dist.TCPStore(host, port, size, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return dist.TCPStore(host, port, size, False, limit)
+    handle = listener.detach()
+    return dist.TCPStore(host, port, size, True, limit, wait_for_workers=False, master_listen_fd=handle)
 
 
 class GroupCollective:
@@ -92,4 +97,13 @@ class GroupCollective:
         return found
 
     def abort(self) -> None:
-        """Others notice by their connections."""
+        if self._nccl:
+            self._group.abort()
+            return
+        # Gloo's own abort frees nobody who waits. A wait that times out does: it closes all connections.
+        try:
+            self._group.recv([torch.empty(1)], (self.rank + 1) % self.size, NO_TAG).wait(
+                timedelta(milliseconds=1)
+            )
+        except RuntimeError:
+            pass

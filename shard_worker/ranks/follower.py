@@ -1,12 +1,14 @@
 """A rank that is not the leader: it joins, does what it is told in order, and goes when the leader goes.
 
-One thread does steps and loads, one pages, one says each second that the process lives. Whoever is refused,
-or finds nobody within the limit, ends with the reason; so does one whose step fails: all are out of step.
+One thread does steps and loads, one pages, one says each second that the process lives and looks whether the
+leader does: who waits in a sum reads nothing. Whoever is refused, or finds nobody within the limit, ends with
+the reason; so does one whose step fails: all are out of step.
 """
 
 import os
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +49,7 @@ class Follower:
         self._collective: Collective | None = None
         self._agreed = True
         self._over = threading.Event()
+        self._when_lost: Callable[[], object] = lambda: None
         self.joined = False
         self.num_steps = 0
 
@@ -68,6 +71,10 @@ class Follower:
             self._obey(steps)
         finally:
             self.stop()
+
+    def when_lost(self, do: Callable[[], object]) -> None:
+        """The leader is gone: `do` is called by the thread that notices."""
+        self._when_lost = do
 
     def stop(self) -> None:
         """From any thread."""
@@ -103,7 +110,7 @@ class Follower:
         """Raises RuntimeError, OSError, PeerLost."""
         rank, ranks = self._executor.rank, self._executor.ranks
         if not welcome.file:
-            store = meeting_point(self._host, welcome.store_port, ranks)
+            store = meeting_point(self._host, welcome.store_port, ranks, COLLECTIVE_S)
             return GroupCollective(store, rank, ranks, steps.local_host, COLLECTIVE_S)
         shared = SharedCollective(Path(welcome.file), rank, ranks, COLLECTIVE_S)
         steps.send(Kind.DONE, pack(Answer()))
@@ -122,15 +129,21 @@ class Follower:
         return parse(Welcome, data)
 
     def _ping(self, steps: Frames) -> None:
-        while not self._over.wait(PING_S):
-            try:
+        num_come, silent_s = 0, 0.0
+        try:
+            while not self._over.wait(PING_S):
                 steps.send(Kind.PING)
-            except PeerLost:
-                break
-            if steps.gone:
-                break
-        if self._collective is not None:  # who waits for the leader in a sum reads nothing
-            self._collective.abort()
+                if steps.gone:
+                    raise PeerLost("closed its connection")
+                before, num_come = num_come, steps.num_come
+                silent_s = silent_s + PING_S if num_come == before else 0.0
+                if silent_s >= self._silence_s:
+                    raise PeerLost(f"silent for {self._silence_s:g} s")
+        except PeerLost as lost:
+            if not self._over.is_set():
+                log.warning("the leader is lost", cause=str(lost))
+                self._when_lost()
+                self.stop()
 
     # ---- commands
 

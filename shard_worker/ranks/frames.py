@@ -4,9 +4,12 @@ Whoever is silent for longer than agreed is taken for lost, as is whoever closes
 Many threads may send; one receives.
 """
 
+import fcntl
 import select
 import socket
 import struct
+import sys
+import termios
 import threading
 from enum import IntEnum
 
@@ -45,6 +48,7 @@ class Frames:
     def __init__(self, sock: socket.socket, silence_s: float | None) -> None:
         self._sock = sock
         self._sending = threading.Lock()
+        self._num_read = 0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.allow(silence_s)
@@ -94,6 +98,7 @@ class Frames:
                 if not count:
                     raise PeerLost("closed its connection")
                 got += count
+                self._num_read += count
         except TimeoutError:
             raise PeerLost(f"silent for {self._silence_s:g} s") from None
         except OSError as error:
@@ -109,6 +114,16 @@ class Frames:
             return bool(poll.poll(0))
         except (OSError, ValueError):
             return True
+
+    @property
+    def num_come(self) -> int:
+        """Bytes that have come, read or not: how one who does not read knows that the other lives. From any
+        thread. Raises PeerLost."""
+        try:
+            waiting = fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4))
+        except (OSError, ValueError) as error:
+            raise PeerLost(f"can't be heard: {error}") from None
+        return self._num_read + int.from_bytes(waiting, sys.byteorder)
 
     def close(self) -> None:
         """Who waits in it is woken."""

@@ -150,7 +150,7 @@ class Followers:
         """Raises PeerLost, RuntimeError, OSError."""
         meeting = socket.create_server((self._host, 0), family=self._family, backlog=self.ranks)
         port = meeting.getsockname()[1]
-        self._store = meeting_point(self._host, port, self.ranks, meeting)
+        self._store = meeting_point(self._host, port, self.ranks, COLLECTIVE_S, meeting)
         self._welcome(Welcome(port, ""))
         reached = self._steps[1].local_host  # it may listen everywhere
         return GroupCollective(self._store, 0, self.ranks, reached, COLLECTIVE_S, self._device)

@@ -1,7 +1,8 @@
 """Sums over ranks of one host, through memory that their processes share: a tenth of what loopback takes.
 
 The leader makes it without a name, so that nothing of it outlives the processes, and says where it is in its
-open files. Two processes can share it if they say the same of where they are: machine, user, compiled code.
+open files. Two processes can share it if they say the same of where they are: machine, its addresses, user,
+compiled code.
 """
 
 import ctypes
@@ -18,18 +19,18 @@ import torch
 from shard_worker.native import library as native
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-PROCESSES = Path("/proc/self/ns/pid")  # whose ids mean the same
+SPACES = (Path("/proc/self/ns/pid"), Path("/proc/self/ns/net"))  # where ids, and addresses, mean the same
 
 
 def place() -> str:
     """The same in processes that can share memory; empty: this one can't."""
     try:
-        processes = PROCESSES.stat().st_ino
+        spaces = " ".join(str(path.stat().st_ino) for path in SPACES)
         boot = BOOT.read_text("ascii").strip()
     except (OSError, ValueError):
         return ""
     code = native.digest()
-    return f"{boot} {processes} {os.getuid()} {code}" if code else ""
+    return f"{boot} {spaces} {os.getuid()} {code}" if code else ""
 
 
 class SharedCollective:

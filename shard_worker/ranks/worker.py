@@ -1,10 +1,12 @@
 """The services of a stage of several ranks: the leader, which is the worker that others know, and a follower.
 
 The leader stands in no registry before all its ranks are here. A rank that is lost crashes it: whoever
-started it starts it again, and with it all ranks. A follower is known to nobody but its leader.
+started it starts it again, and with it all ranks. A follower is known to nobody but its leader. Who has lost
+another ends within a limit that the kernel keeps, whatever still waits for the lost one.
 """
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +22,7 @@ from shard_worker.ranks.leader import Followers, RankLost
 from shard_worker.ranks.processes import RankProcesses
 
 END_GRACE_S = 5.0
+END_WITHIN_S = 10.0  # of who has lost another rank
 
 
 class LeaderWorker(ObservedWorker):
@@ -41,6 +44,7 @@ class LeaderWorker(ObservedWorker):
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         self._followers.when_changed(lambda: _wake(loop, self._ranks_changed))
+        self._followers.when_changed(self._end_if_lost)
         if self._processes is not None:
             self._followers.when_changed(self._kill_if_lost)
             self._processes.watch(self._followers.lose)
@@ -80,6 +84,10 @@ class LeaderWorker(ObservedWorker):
             await self._ranks_changed.wait()
         raise RankLost(self._followers.cause)
 
+    def _end_if_lost(self) -> None:
+        if self._followers.cause:
+            end_within(END_WITHIN_S)
+
     def _kill_if_lost(self) -> None:
         if self._followers.cause and self._processes is not None:
             self._processes.kill()
@@ -107,6 +115,7 @@ class FollowerService:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         failed: list[BaseException] = []
+        self._follower.when_lost(lambda: end_within(END_WITHIN_S))
 
         def follow() -> None:
             try:
@@ -128,6 +137,13 @@ class FollowerService:
         if self._follower.joined:
             await self._ended.wait()
         self._follower.stop()
+
+
+def end_within(seconds: float) -> None:
+    """The kernel ends this process by SIGALRM if it has not ended itself by then; asked again, no later."""
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    if not left:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

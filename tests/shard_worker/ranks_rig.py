@@ -30,8 +30,10 @@ class Ranks:
         ranks: int,
         configs: dict[int, EngineConfig] | None = None,
         before: Callable[[str], None] = lambda _: None,
+        silence_s: float = PATIENCE_S,
     ) -> None:
-        """`configs`: of some ranks, if they differ; `before`: what is done at the address before that."""
+        """`configs`: of some ranks, if they differ; `before`: what is done at the address before that;
+        `silence_s`: of the leader, as others bear it."""
         self.failures: dict[int, BaseException] = {}
         self.changed = threading.Event()
         listener = listening("", ranks)
@@ -46,7 +48,7 @@ class Ranks:
             rank: Follower(
                 RankExecutor((configs or {}).get(rank, config), rank, ranks),
                 self.address,
-                PATIENCE_S,
+                silence_s,
                 PATIENCE_S,
             )
             for rank in range(1, ranks)

@@ -29,8 +29,8 @@ def shared(ranks: int, timeout_s: float = PATIENCE_S) -> list[Collective]:
 def group(ranks: int) -> list[Collective]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    kept = meeting_point("127.0.0.1", port, ranks, listener)
-    stores = [kept, *(meeting_point("127.0.0.1", port, ranks) for _ in range(1, ranks))]
+    kept = meeting_point("127.0.0.1", port, ranks, PATIENCE_S, listener)
+    stores = [kept, *(meeting_point("127.0.0.1", port, ranks, PATIENCE_S) for _ in range(1, ranks))]
     return together(
         [
             partial[Collective](GroupCollective, store, rank, ranks, "127.0.0.1", PATIENCE_S)
@@ -73,13 +73,15 @@ def test_the_first_gets_all_parts(way: str) -> None:
         assert [rows.tolist() for rows in summed] == [[3.0]] * 3
 
 
-def test_who_waits_is_told_to_give_up() -> None:
-    first, second = shared(2)
+@pytest.mark.parametrize("way", WAYS)
+def test_who_waits_is_told_to_give_up(way: str) -> None:
+    """At once, though the other neither comes nor goes; and for good."""
+    first, second = WAYS[way](2)
     begun = threading.Event()
 
     def waits() -> None:
         begun.set()
-        with pytest.raises(RuntimeError, match="a rank did not come to a sum"):
+        with pytest.raises(RuntimeError, match="a rank did not come to a sum|caused pair closure"):
             first.sum(torch.ones(4))
 
     def aborts() -> None:

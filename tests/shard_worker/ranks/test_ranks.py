@@ -1,5 +1,6 @@
 """A stage of several ranks behaves as one worker's: its pool, pages, refusals, and how it ends."""
 
+import signal
 import socket
 import threading
 from dataclasses import replace
@@ -15,15 +16,18 @@ from shard_worker.attention.interface import LayerKv
 from shard_worker.block_sums import checksums_of
 from shard_worker.config import Config
 from shard_worker.executor import LoadFailed, StageSpec
+from shard_worker.model.stage import NO_BYTES
+from shard_worker.probe import ProbeRow, probe_inputs
 from shard_worker.ranks.executor import RankExecutor
 from shard_worker.ranks.frames import Frames, Kind, PeerLost
 from shard_worker.ranks.leader import RankLost
 from shard_worker.ranks.pages import LAYOUT_LEN_MAX, RanksPages
-from shard_worker.ranks.words import Answer, BadWord, Hello, pack, parse, parse_step
+from shard_worker.ranks.words import Answer, BadWord, Hello, pack, pack_step, parse, parse_step
+from shard_worker.ranks.worker import end_within
 from shard_worker.torch_executor import EngineConfig
 from tests.shard_worker import tiny_models
 from tests.shard_worker.driver import Driver, Sequence
-from tests.shard_worker.ranks_rig import PATIENCE_S, Ranks, stages
+from tests.shard_worker.ranks_rig import PATIENCE_S, Ranks, apart, stages
 
 WHOLE = StageSpec(0, 1, 0, 4, 4, 8, 64)
 PROMPT = [5, 9, 2, 30, 71, 12, 8]
@@ -281,6 +285,32 @@ def test_a_lost_rank_ends_a_step_and_every_later_one(pair: Ranks) -> None:
             driver.run([Sequence(PROMPT, 2)])
     with pytest.raises((RankLost, LoadFailed)):
         pair.leader.load(replace(WHOLE, block_size_tokens=2))
+
+
+def test_who_waits_in_a_sum_for_a_silent_leader_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the leader's host were gone, and nothing closed. Of itself the sum waits for a minute."""
+    apart(monkeypatch)
+    lost = threading.Event()
+    with Ranks(config(folder), 2, silence_s=0.5) as made:
+        made.others[1].when_lost(lost.set)
+        made.leader.load(WHOLE)
+        inputs = probe_inputs([ProbeRow(PROMPT, 0, [0, 1])], 4)
+        made.followers.tell(Kind.RUN, *pack_step(inputs, None, NO_BYTES))
+        monkeypatch.setattr(made.followers._steps[1], "send", lambda *_: None)  # no pings either
+        made.threads[0].join(PATIENCE_S / 3)
+        assert not made.threads[0].is_alive() and lost.is_set() and not made.failures
+
+
+def test_a_limit_to_the_end_is_not_put_off() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    try:
+        for seconds in (60.0, 120.0):
+            end_within(seconds)
+        left, again = signal.getitimer(signal.ITIMER_REAL)
+        assert 0 < left <= 60.0 and not again
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(
