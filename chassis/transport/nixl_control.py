@@ -39,6 +39,10 @@ class Control(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def forget(self) -> None:
+        """Who made it: the connection is gone, and nothing more is heard."""
+        self._heard, self._lost = _hear_nothing, _lose_nothing
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
@@ -65,3 +69,11 @@ class Control(asyncio.BufferedProtocol):
         except BadWire as error:
             self._lost(f"not our format: {error}")
             self.abort()
+
+
+def _hear_nothing(kind: Said, body: bytes) -> None:
+    pass
+
+
+def _lose_nothing(why: str) -> None:
+    pass

@@ -71,6 +71,7 @@ class NixlLink:
         self._grown: dict[int, asyncio.Future[None]] = {}
         self._sent_at = 0.0
         self._let_go = False  # we write nothing any more, or never did
+        self._heard_last = False
         self._peer_let_go = False
         self._held: int | None = None  # in quarantine
 
@@ -342,6 +343,8 @@ class NixlLink:
         """The control connection is gone: nothing more is heard of the peer."""
         self._means.links.discard(self)
         self._shut(why)
+        self._heard_last = True
+        self._forget()
 
     def _shut(self, why: str) -> None:
         if self.closed:
@@ -374,6 +377,16 @@ class NixlLink:
                 self._held = self._means.quarantine.hold(self._incoming.regions, peer)
         self._part()
         self._loop.call_later(self._options.send_timeout_s, self._control.close)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Once nothing happens here any more. What refers to itself would keep its slots until the next
+        whole collection, which a service practically never makes."""
+        if self._heard_last and (self._let_go or not self._begun):
+            self._control.forget()
+            self._end = None
+            self._incoming.forget()
+            self._outgoing.forget()
 
     def _part(self) -> None:
         """Both have let go: the connection has nothing more to say."""

@@ -72,6 +72,7 @@ class Poller:
                     if work is None:
                         return
                     work()
+                    work = None  # while we sleep it would keep a link that is gone
                     self._hot_until = now + HOT_S
                     work = self._work.get_nowait()
             except Empty:

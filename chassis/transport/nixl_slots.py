@@ -94,6 +94,11 @@ class Incoming:
         self._lent.update(owed)
         return owed
 
+    def forget(self) -> None:
+        """The link is over: frames that are still out keep what they need."""
+        self._slots, self.regions = [], []
+        self._early.clear()
+
     def grow(self, slot: int, size: int) -> Region:
         """A larger place for a slot that the peer has. Raises BadWire."""
         if slot not in self._lent or not self._slots[slot].capacity < size <= self._capacity_max:
@@ -147,6 +152,11 @@ class Outgoing:
         self._free.remove(slot)
         self._spent.add(slot)
         return slot
+
+    def forget(self) -> None:
+        """The link is over, and nothing of ours is written any more."""
+        self._stagings.clear()
+        self.regions = []
 
     def next_number(self) -> int:
         self._number += 1

@@ -275,16 +275,17 @@ class SocketLink(asyncio.BufferedProtocol):
     def _advance(self) -> None:
         """Goes on to the next target whenever one is full; empty ones are full at once."""
         while self._filled == len(self._target) and self._flow.closed is None:
-            self._next()
+            self._next(self)
 
     # ---- targets -----------------------------------------------------------------------------------
 
-    def _expect(self, target: memoryview, following: Callable[[], None]) -> None:
+    def _expect(self, target: memoryview, following: Callable[["SocketLink"], None]) -> None:
+        """`following`: of the class: a link that refers to itself would keep its slots when it is closed."""
         self._target, self._filled, self._next = target, 0, following
 
     def _expect_prefix(self) -> None:
         self._between = self._standing
-        self._expect(memoryview(self._prefix), self._prefix_done)
+        self._expect(memoryview(self._prefix), SocketLink._prefix_done)
 
     def _prefix_done(self) -> None:
         magic, kind, _, header_len, payload_len = _PREFIX.unpack(self._prefix)
@@ -299,13 +300,13 @@ class SocketLink(asyncio.BufferedProtocol):
         self._arriving = _Kind(kind)
         self._arriving_payload = payload_len
         self._header = bytearray(header_len)
-        self._expect(memoryview(self._header), self._header_done)
+        self._expect(memoryview(self._header), SocketLink._header_done)
 
     def _header_done(self) -> None:
         match self._arriving:
             case _Kind.FRAME:
                 self._slot = self._free_slots.pop()
-                self._expect(self._target_of(self._slot, self._arriving_payload), self._payload_done)
+                self._expect(self._target_of(self._slot, self._arriving_payload), SocketLink._payload_done)
                 return
             case _Kind.CREDIT:
                 if self._flow.credits >= _SLOTS_MAX:

@@ -4,13 +4,15 @@ On asyncio and on uvloop. RDMA needs hardware, and takes the same code as NIXL's
 """
 
 import asyncio
+import gc
 import random
 import socket
 import struct
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -313,6 +315,41 @@ def test_release_after_close_is_harmless(backend: str) -> None:
         frame.release()
 
     run(backend, body)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """As in a service, where what outlives the first collections is practically never looked at again."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_closed_link_takes_its_memory_along(backend: str) -> None:
+    """Its slots may hold hundreds of megabytes, and each epoch that is lost closes some."""
+
+    async def body(nodes: Pair) -> None:
+        near, far = await nodes.links()
+        for _ in range(3):
+            await near.send(b"h", bytes(500_000))
+            await far.send(b"h", bytes(500_000))
+            await receive(near)
+            await receive(far)
+        ends = [weakref.ref(near), weakref.ref(far)]
+        near.close()
+        await gone(far)
+        far.close()
+        del near, far
+        async with asyncio.timeout(5):
+            while any(end() is not None for end in ends):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    with uncollected():
+        run(backend, body)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
