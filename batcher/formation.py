@@ -112,6 +112,7 @@ FormationEffect = WriteEpoch | FormStage | CloseLinks | Stood
 ANSWER_WAIT_S = 0.2  # who gives up closes its link and says why, on another connection
 FIXED_MAX = 64
 APART_MAX = 8
+DOUBLINGS_MAX = 16  # of the time between tries; failures go on as long as the bus is away
 
 
 class State(Enum):
@@ -329,7 +330,8 @@ class Formation:
             self._retry_at = now + self._config.retry_min_s
         else:
             self._failures += 1
-            wait = min(self._config.retry_max_s, self._config.retry_min_s * 2**self._failures)
+            doublings = min(self._failures, DOUBLINGS_MAX)
+            wait = min(self._config.retry_max_s, self._config.retry_min_s * 2**doublings)
             self._retry_at = now + wait + self._jitter()
         return effects
 

@@ -99,6 +99,21 @@ def test_a_lost_race_for_the_epoch_tries_again_later() -> None:
     assert isinstance(again, WriteEpoch) and again.call != write.call
 
 
+def test_it_goes_on_trying_however_often_it_failed() -> None:
+    """For an hour without a bus."""
+    f = formation()
+    effects = f.handle(WorkersSeen(0.0, ((worker("a"), 1), (worker("b"), 2))))
+    now = 0.0
+    for _ in range(1200):
+        (write,) = effects
+        assert isinstance(write, WriteEpoch)
+        f.handle(EpochWritten(now, write.call, None))
+        at = f.next_timer()
+        assert at is not None and 0 < at - now <= f._config.retry_max_s + f._config.jitter_s
+        now = at
+        effects = f.tick(now)
+
+
 def test_a_refusal_lets_all_go_and_shuns_until_a_new_word() -> None:
     f = formation()
     seen = WorkersSeen(0.0, ((worker("a"), 1), (worker("b"), 2)))
