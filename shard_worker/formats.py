@@ -78,7 +78,8 @@ def prepared(matrix: StoredMatrix, dtype: str, quantize: str = "none", min_bits:
 
     `quantize` none: in `dtype`, expanded where it was packed; keep: what is packed stays packed, the rest in
     `dtype`; int8, int4: in so many bits, or more where `min_bits` says so (embedding and head: 8), unless it
-    is packed in as few already. A row that doesn't divide into groups of 32 is kept in `dtype`.
+    is packed in as few already. A row that doesn't divide into groups of 32 is kept in `dtype`, as is what
+    was cut out of such groups.
     Raises LoadFailed on weights that no integers can stand for.
     """
     return convert(matrix, kept_format(matrix, dtype, quantize, min_bits))
@@ -87,6 +88,8 @@ def prepared(matrix: StoredMatrix, dtype: str, quantize: str = "none", min_bits:
 def kept_format(matrix: StoredMatrix, dtype: str, quantize: str, min_bits: int = 4) -> WeightFormat:
     """That of the matrix once prepared."""
     assert quantize in QUANTIZE and dtype in DTYPE_FORMATS
+    if matrix.plain:
+        return DTYPE_FORMATS[dtype]
     packed = is_packed(matrix.format)
     if quantize == "keep" and packed:
         return matrix.format

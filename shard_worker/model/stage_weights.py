@@ -35,6 +35,7 @@ class StoredMatrix:
     format: WeightFormat
     rows: U8  # [outputs, bytes of a row], C order
     inputs: int
+    plain: bool = False  # never packed: its numbers are of blocks that were cut through
 
     @property
     def outputs(self) -> int:

@@ -85,7 +85,7 @@ class RankExecutor(TorchExecutor):
         unit = inner_unit(whole, self.ranks, packed_unit(whole))
         of_ranks = shares(whole, self.ranks, unit)
         share = of_ranks[self.rank]
-        own = rank_weights(whole, share, self.rank == 0)
+        own = rank_weights(whole, share, self.rank == 0, self._config.dtype, self._config.quantize)
         refuse_what_is_no_number(own, self._checkpoint.path)
         embedding = self._embedding_part(whole, share)
         del whole

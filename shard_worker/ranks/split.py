@@ -1,8 +1,9 @@
 """Cuts a stage's weights to what one rank has of them: rows by outputs, columns by inputs.
 
-Rows are views of the file, so that a rank reads its own ones only. Columns are copied; where a cut goes
-through a block of packed weights, the rank's part of that matrix is expanded. A bias on what ranks sum up is
-the first one's. The embedding is not of the result: ranks look rows up by themselves (`stage.py`).
+Rows are views of the file, so that a rank reads its own ones only. Columns are copied, packed in the groups
+that the whole matrix has: every weight is the number that it is to one rank. Where a cut goes through a
+group, the rank's part of that matrix is expanded and stays so. A bias on what ranks sum up is the first
+one's. The embedding is not of the result: ranks look rows up by themselves (`stage.py`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 
 from shard_worker.executor import LoadFailed
-from shard_worker.formats import KIND_OF, dequantize, is_finite
+from shard_worker.formats import KIND_OF, convert, dequantize, is_finite, is_packed, kept_format
 from shard_worker.model.stage_weights import LayerWeights, Linear, StageWeights, StoredMatrix, WeightFormat
 from shard_worker.ranks.shares import Share
 
@@ -22,8 +23,20 @@ def packed_unit(weights: StageWeights) -> int:
     return max(_block(m.format)[0] for layer in weights.layers for m in layer.down.matrices)
 
 
-def rank_weights(weights: StageWeights, share: Share, first: bool) -> StageWeights:
-    """`first`: of the rank whose biases count."""
+def rank_weights(
+    weights: StageWeights, share: Share, first: bool, dtype: str = "float32", quantize: str = "none"
+) -> StageWeights:
+    """`first`: of the rank whose biases count; `dtype`, `quantize`: as the stage will keep them.
+
+    Raises LoadFailed on weights that no integers can stand for.
+    """
+
+    def layer(index: int, whole: LayerWeights) -> LayerWeights:
+        try:
+            return _layer(whole, weights, share, first, (dtype, quantize))
+        except LoadFailed as error:
+            raise LoadFailed(f"layer {index}: {error}") from None
+
     head = weights.head
     if head is not None:
         head = replace(head, linear=rows(head.linear, [share.vocabulary]))
@@ -33,7 +46,7 @@ def rank_weights(weights: StageWeights, share: Share, first: bool) -> StageWeigh
         num_kv_heads=len(share.kv_heads),
         intermediate_size=len(share.inner),
         vocab_size=len(share.vocabulary),
-        layers=tuple(_layer(layer, weights, share, first) for layer in weights.layers),
+        layers=tuple(layer(*whole) for whole in enumerate(weights.layers, weights.first_layer)),
         embedding=None,
         head=head,
         attention_scale=weights.score_scale,
@@ -56,9 +69,10 @@ def rows(linear: Linear, wanted: Sequence[range]) -> Linear:
     return Linear(tuple(found), bias)
 
 
-def columns(linear: Linear, wanted: range, biased: bool) -> Linear:
-    """What these inputs give."""
-    return Linear(tuple(_columns(m, wanted) for m in linear.matrices), linear.bias if biased else None)
+def columns(linear: Linear, wanted: range, biased: bool, kept_as: tuple[str, str]) -> Linear:
+    """What these inputs give. Raises LoadFailed."""
+    matrices = tuple(_columns(m, wanted, kept_format(m, *kept_as)) for m in linear.matrices)
+    return Linear(matrices, linear.bias if biased else None)
 
 
 def refuse_what_is_no_number(weights: StageWeights, path: object) -> None:
@@ -72,7 +86,9 @@ def refuse_what_is_no_number(weights: StageWeights, path: object) -> None:
         raise LoadFailed(f"{path}: the head holds what is no number")
 
 
-def _layer(layer: LayerWeights, weights: StageWeights, share: Share, first: bool) -> LayerWeights:
+def _layer(
+    layer: LayerWeights, weights: StageWeights, share: Share, first: bool, kept_as: tuple[str, str]
+) -> LayerWeights:
     head_dim, inner = weights.head_dim, weights.intermediate_size
     keys, values = weights.num_heads, weights.num_heads + weights.num_kv_heads
 
@@ -85,11 +101,11 @@ def _layer(layer: LayerWeights, weights: StageWeights, share: Share, first: bool
             layer.qkv,
             [of_heads(share.heads), of_heads(share.kv_heads, keys), of_heads(share.kv_heads, values)],
         ),
-        out=columns(layer.out, of_heads(share.heads), first),
+        out=columns(layer.out, of_heads(share.heads), first, kept_as),
         gate_up=rows(
             layer.gate_up, [share.inner, range(inner + share.inner.start, inner + share.inner.stop)]
         ),
-        down=columns(layer.down, share.inner, first),
+        down=columns(layer.down, share.inner, first, kept_as),
     )
 
 
@@ -99,13 +115,22 @@ def _block(format: WeightFormat) -> tuple[int, int]:
     return int(length), int(size)
 
 
-def _columns(matrix: StoredMatrix, wanted: range) -> StoredMatrix:
+def _columns(matrix: StoredMatrix, wanted: range, kept: WeightFormat) -> StoredMatrix:
+    """`kept`: how the whole matrix would be. Raises LoadFailed."""
+    unit = max(_block(matrix.format)[0], _block(kept)[0])
+    first, end = wanted.start // unit * unit, -(-wanted.stop // unit) * unit
+    covering = _whole_blocks(matrix, range(first, end))
+    if is_packed(kept):
+        covering = convert(covering, kept)
+    own = range(wanted.start - first, wanted.stop - first)
+    length, _ = _block(covering.format)
+    if own.start % length == 0 and own.stop % length == 0:
+        return _whole_blocks(covering, own)
+    numbers = np.ascontiguousarray(dequantize(covering)[:, own.start : own.stop])
+    return StoredMatrix(WeightFormat.F32, numbers.view(np.uint8), len(own), plain=True)
+
+
+def _whole_blocks(matrix: StoredMatrix, inputs: range) -> StoredMatrix:
     length, size = _block(matrix.format)
-    first, end = wanted.start // length, -(-wanted.stop // length)
-    cut = np.ascontiguousarray(matrix.rows[:, first * size : end * size])
-    covering = StoredMatrix(matrix.format, cut, (end - first) * length)
-    if covering.inputs == len(wanted):
-        return covering
-    begin = wanted.start - first * length
-    numbers = np.ascontiguousarray(dequantize(covering)[:, begin : begin + len(wanted)])
-    return StoredMatrix(WeightFormat.F32, numbers.view(np.uint8), len(wanted))
+    first, end = inputs.start // length * size, inputs.stop // length * size
+    return StoredMatrix(matrix.format, np.ascontiguousarray(matrix.rows[:, first:end]), len(inputs))

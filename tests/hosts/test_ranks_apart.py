@@ -23,7 +23,7 @@ from tests.shard_worker.driver import Driver, Sequence
 
 OUTPUT_LEN = 150
 SILENCE_S = 2.0
-BOUND_S = SILENCE_S + END_WITHIN_S
+BOUND_S = SILENCE_S + 2.0 + END_WITHIN_S
 NUM_BLOCKS = 100
 
 

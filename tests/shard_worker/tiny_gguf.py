@@ -50,13 +50,29 @@ def write(
         weight = _stored(config, name, tensor.float().numpy())
         stored = GGMLQuantizationType.F32 if weight.ndim == 1 else kind
         own = gguf_name(ARCHITECTURES[config.model_type], name)
-        writer.add_tensor(own, quantize(weight, stored), raw_dtype=stored)
+        writer.add_tensor(own, packed(weight, stored), raw_dtype=stored)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def packed(weight: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """Rows of bytes. Q4_K, which gguf only reads, has one scale and offset a block here."""
+    if kind is not GGMLQuantizationType.Q4_K:
+        return quantize(weight, kind)
+    blocks = weight.reshape(-1, 256).astype(np.float32)
+    largest = np.float32(63)  # of scales, which are all alike
+    low = np.minimum(blocks.min(1), 0)
+    steps = np.stack(((blocks.max(1) - low) / 15 / largest, -low / largest), 1).astype(np.float16)
+    scale, offset = (steps.astype(np.float32) * largest).T[:, :, None]
+    codes = np.clip(np.round((blocks + offset) / np.maximum(scale, 1e-9)), 0, 15).astype(np.uint8)
+    pairs = codes.reshape(-1, 4, 2, 32)
+    nibbles = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)
+    scales = np.full((len(blocks), 12), 255, np.uint8)
+    return np.concatenate((steps.view(np.uint8), scales, nibbles), 1).reshape(len(weight), -1)
 
 
 def _stored(config: Any, name: str, weight: np.ndarray) -> np.ndarray:
