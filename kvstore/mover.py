@@ -121,6 +121,8 @@ class Mover:
         """Restores what these chains begin with; returns when that is done, or after so long."""
         moves, loop = self._moves, asyncio.get_running_loop()
         until = loop.time() + wait_s
+        if moves is not None and not self.ready and any(self._known(moves, chain) for chain in chains):
+            await self._opened(until)
         left = [tuple(chain) for chain in chains]  # one restore each: what failed is computed
         while moves is self._moves and moves is not None and self.ready and not moves.pool.doubtful:
             left = self._begin(moves, left)
@@ -133,6 +135,20 @@ class Mover:
             except TimeoutError:
                 self._tiers.tally.late_restores += 1
                 return
+
+    def _known(self, moves: Moves, chain: Sequence[BlockHash]) -> bool:
+        """Whether the tiers have the first content that the pool lacks, in whichever layout."""
+        found = len(moves.pool.index.find(chain))
+        return found < len(chain) and self._tiers.knows(chain[found])
+
+    async def _opened(self, until: float) -> None:
+        """Waits for links that are dialled for the first time: a pool's first prompts come just then."""
+        try:
+            async with asyncio.timeout_at(until):
+                for link in self._links:
+                    await link.tried.wait()
+        except TimeoutError:
+            pass
 
     def _begin(self, moves: Moves, chains: Sequence[Chain]) -> list[Chain]:
         """Returns those of which nothing is under way."""

@@ -66,6 +66,7 @@ class StageLink:
         self._calls: dict[int, _Call] = {}
         self._last_call = 0
         self.changed = asyncio.Event()  # the link came or went
+        self.tried = asyncio.Event()  # the first dial has brought a link, or none
 
     @property
     def layers(self) -> range:
@@ -80,6 +81,7 @@ class StageLink:
                 link = await self._transport.dial(self._stage.transport_address, hello, options)
             except (LinkClosed, ValueError) as error:
                 log.debug("stage not reached", address=self._stage.transport_address, error=str(error))
+                self.tried.set()
             else:
                 await self._serve(link)
             await asyncio.sleep(REDIAL_S)
@@ -107,6 +109,7 @@ class StageLink:
             if not call.done.done():
                 call.done.set_exception(Doubt("link lost"))
         self.changed.set()
+        self.tried.set()
 
     def _take(self, link: Link, frame: Frame) -> None:
         message = parse_tier(frame.header)
@@ -117,6 +120,7 @@ class StageLink:
             check(message.layers == self.layers, f"layers {message.layers}, not {self.layers}")
             self.kept, self._link, self.space = message, link, seed_of(message.layout)
             self.changed.set()
+            self.tried.set()
             return
         self._answer(message, frame)
 

@@ -31,6 +31,10 @@ class Tiers:
         self.disk = disk
         self.tally = TierTally()
 
+    def knows(self, content: BlockHash) -> bool:
+        """In whichever layout and layers."""
+        return content in self.host.catalog or (self.disk is not None and content in self.disk.catalog)
+
     def has(self, content: BlockHash, space: int, layers: range) -> bool:
         if self.host.has(content, space, layers):
             return True

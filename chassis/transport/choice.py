@@ -18,7 +18,7 @@ from chassis.messages.addresses import join_addresses, split_address, split_addr
 from chassis.transport.interface import Accept, Link, LinkOptions
 from chassis.transport.kinds import BY_NAME_ONLY, KNOWN, Links
 from chassis.transport.nixl import NixlLinks, parse_hello
-from chassis.transport.nixl_agent import KINDS, Lanes, load, why_not
+from chassis.transport.nixl_agent import KINDS, Lanes, warm, why_not
 from chassis.transport.socket_link import SocketLink
 from chassis.transport.tcp import TCP_SCHEME, UNIX_ABSTRACT, SocketTransport
 
@@ -33,20 +33,23 @@ class ChosenTransport:
         clock: Callable[[], float],
         nixl: NixlLinks | None = None,
         lacks: Callable[[Lanes], str | None] = why_not,
+        warm: Callable[[Lanes], None] = warm,
     ) -> None:
         self._links = links
         self._new_id = new_id
         self._sockets = SocketTransport()
         self._nixl = nixl or NixlLinks(new_id, clock)
         self._lacks = lacks
+        self._warm = warm
         self._missing: dict[str, str] | None = None  # kinds that this process can't offer, and why
         self._refusals: dict[str, str] = {}  # by address, so that each is logged once
 
     def prepare(self) -> None:
         """At a service's start: ConfigError if it can't have the links it was told to; else loads what takes
         long, beside the start, so that the first link need not wait for it."""
-        if KINDS.keys() & set(self._kinds()):
-            asyncio.get_running_loop().run_in_executor(None, load)
+        lanes = next((KINDS[kind] for kind in self._kinds() if kind in KINDS), None)
+        if lanes is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._warm, lanes)
 
     # ---- listening ---------------------------------------------------------------------------------
 

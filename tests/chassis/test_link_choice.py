@@ -239,3 +239,31 @@ def test_addresses_on_the_wire() -> None:
     for bad in ([], ["a b"], ["x" * 257], ["tcp://h:1"] * 9, ["a\n"], [""]):
         with pytest.raises(BadMessage):
             join_addresses(bad)
+
+
+def test_the_first_agent_is_made_beside_the_start_where_links_may_need_one() -> None:
+    """It takes half a second: the first link, and with it a pool's first prompts, would wait for it."""
+
+    async def body() -> None:
+        loop, clock = asyncio.get_running_loop(), asyncio.get_running_loop().time
+        for kinds, warmed in (
+            (("unix", "tcp"), []),
+            (("unix", "nixl+rdma", "tcp"), [Lanes.RDMA]),
+            (("nixl+tcp",), [Lanes.TCP]),
+        ):
+            made: list[Lanes] = []
+            done = asyncio.Event()
+
+            def warm(lanes: Lanes, made: list[Lanes] = made, done: asyncio.Event = done) -> None:
+                made.append(lanes)
+                loop.call_soon_threadsafe(done.set)
+
+            links = Links(kinds)  # type: ignore[arg-type]
+            transport = ChosenTransport(links, new_id, clock, lacks=lambda _: None, warm=warm)
+            transport.prepare()
+            if warmed:
+                await done.wait()
+            assert made == warmed
+            await transport.close()
+
+    run(body)

@@ -16,6 +16,7 @@ from chassis.errors import RpcError
 from chassis.grpc_rpc import GrpcRpc
 from chassis.messages import kvstore as messages
 from chassis.messages.registry import parse_kvstore
+from chassis.transport.nixl_agent import Lanes, why_not
 from shoal.client import AsyncClient, Delta, Finished, Params
 from shoal.launcher import Plan
 from tests.e2e.rig import Answer, Running, ask, call, fake_plan, running, until
@@ -125,7 +126,11 @@ async def kvstore_again(shoal: Running, client: AsyncClient) -> None:
     await until(attached, "another kvstore has the pool")
 
 
-def test_what_was_evicted_comes_back(runner: asyncio.Runner, tmp_path: Path) -> None:
+NIXL_TCP = pytest.param("nixl+tcp", marks=pytest.mark.skipif(bool(why_not(Lanes.TCP)), reason="no NIXL"))
+
+
+@pytest.mark.parametrize("kind", ["any", NIXL_TCP])
+def test_what_was_evicted_comes_back(runner: asyncio.Runner, tmp_path: Path, kind: str) -> None:
     """From memory; after kvstore's death from disk, into a pool of which it knows nothing."""
 
     async def life(shoal: Running) -> None:
@@ -138,7 +143,8 @@ def test_what_was_evicted_comes_back(runner: asyncio.Runner, tmp_path: Path) -> 
             counts = await tiers(shoal)
             assert counts["restored"] == 24 and not counts["refused"] and not counts["disk_damaged"]
 
-    with running(runner, plan(tmp_path / "run", tmp_path / "disk", stages=2)) as shoal:
+    env = {} if kind == "any" else {"SHOAL_CHASSIS_LINKS": f'{{ kinds = ["{kind}"] }}'}
+    with running(runner, plan(tmp_path / "run", tmp_path / "disk", stages=2, env=env)) as shoal:
         shoal.run(life(shoal))
 
 

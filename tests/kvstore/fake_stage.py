@@ -40,6 +40,7 @@ class FakeStage:
     flip_saved: bool = False
     flip_loaded: bool = False
     error: str = ""
+    late_s: float = 0.0  # before it says what it holds
     saves: int = 0
     loads: int = 0
 
@@ -70,6 +71,7 @@ class FakeStage:
         return all(self.memory.get((block, layer)) == page_of(content, layer) for layer in self.layers)
 
     async def _serve(self, link: Link) -> None:
+        await asyncio.sleep(self.late_s)
         await link.send(build_tier(TierStage(self.epoch, self.layers, self.layout, PAGE)))
         loading: dict[int, LoadBlocks] = {}
         refused: dict[int, list[int]] = {}

@@ -87,13 +87,15 @@ class World:
         await asyncio.gather(self.running, return_exceptions=True)
         await self.bus.close()
 
-    async def pipeline(self, splits: Sequence[range], epoch: int = 1, layout: str = "fake") -> None:
+    async def pipeline(
+        self, splits: Sequence[range], epoch: int = 1, layout: str = "fake", late_s: float = 0.0
+    ) -> None:
         """Another pipeline takes the place of the last one: other memory, other stages."""
         for stage in self.stages:
             stage.close()
         self.stages, addresses = [], []
         for i, layers in enumerate(splits):
-            stage = FakeStage(layers, layout, Epoch(epoch))
+            stage = FakeStage(layers, layout, Epoch(epoch), late_s=late_s)
             address = f"mem://worker{i}:{epoch}"
             await stage.listen(self.ring.transport(f"worker{i}"), address)
             self.stages.append(stage)
@@ -247,6 +249,43 @@ def test_a_pipeline_with_other_stages_reads_what_the_last_one_wrote() -> None:
 
     on_world(case, HOST)
     on_world(case, DISK)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "first", "found", "waits_s"),
+    [(0.25, 1, 5, 0.15), (0.5, 1, 0, 0.2), (0.25, 100, 0, 0.0)],
+    ids=["in time", "too late", "of nothing that is known"],
+)
+def test_a_pools_first_match_waits_for_links_that_open(
+    late_s: float, first: int, found: int, waits_s: float
+) -> None:
+    async def case(world: World) -> None:
+        await world.compute(chain(1, 5))
+        await asyncio.sleep(1.0)
+        await world.pipeline((range(4),), epoch=2, late_s=late_s)  # attached 0.1 s ago
+        now = asyncio.get_running_loop().time
+        begun = now()
+        assert await world.match(chain(first, 5)) == [found]
+        assert now() - begun == pytest.approx(waits_s, abs=0.03)
+        await asyncio.sleep(1.0)
+        assert await world.match(chain(1, 5)) == [5]
+
+    on_world(case)
+
+
+def test_a_match_does_not_wait_for_a_stage_that_is_not_reached() -> None:
+    async def case(world: World) -> None:
+        await world.compute(chain(1, 5))
+        await asyncio.sleep(1.0)
+        world.addresses = (StageAddress("mem://nobody:1", range(4)),)
+        world.ref = PoolRef("g2", Epoch(2), 0)
+        await world.attach()
+        now = asyncio.get_running_loop().time
+        begun = now()
+        assert await world.match(chain(1, 5)) == [0]
+        assert now() - begun < 0.03
+
+    on_world(case)
 
 
 def test_two_prompts_that_begin_alike_share_one_restore() -> None:
