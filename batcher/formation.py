@@ -171,6 +171,8 @@ class Formation:
         self._give_up_at: float | None = None
         self._began_at = 0.0
         self._rebalance = Rebalance()
+        self._compared: tuple[tuple[Stage, ...], list[WorkerEntry]] = ((), [])  # of whom `_gain` is
+        self._gain = 0.0
 
     # ---- inputs
 
@@ -347,8 +349,10 @@ class Formation:
         ours = {s.worker.boot for s in self._stages}
         usable = [w for w in self._free() if w.free and w.boot not in ours]
         usable += [self._workers[s.worker.boot][0] for s in self._stages]
-        gained = gain(self._stages, usable, self._fitness)
-        self._rebalance.saw(gained, seen.now, 10 * self._jitter())
+        compared = (self._stages, usable)
+        if compared != self._compared:  # most entries say again what they said
+            self._compared, self._gain = compared, gain(self._stages, usable, self._fitness)
+        self._rebalance.saw(self._gain, seen.now, 10 * self._jitter())
 
     def _note_apart(self, one: Stage, other: Stage) -> None:
         self._apart[_pair(one, other)] = None

@@ -366,6 +366,29 @@ def test_a_much_quicker_worker_is_worth_a_new_pipeline_once_it_lasts() -> None:
     assert layers[BootId("q")] > 20 and len(layers) == 2
 
 
+def test_who_says_again_what_it_said_is_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of spares write their entries every few seconds: comparing them takes milliseconds."""
+    compared: list[int] = []
+
+    def counted(stages: object, workers: list[WorkerEntry], fitness: object) -> float:
+        compared.append(len(workers))
+        return 0.5
+
+    monkeypatch.setattr("batcher.formation.gain", counted)
+    f = formation()
+    entries = [worker("a", layer_us=100.0), worker("b", layer_us=100.0)]
+    form(f, 0.0, entries)
+    entries.append(worker("c", layer_us=20.0))
+    for revision in range(2, 6):
+        assert f.handle(WorkersSeen(revision, tuple((w, revision) for w in entries))) == []
+    assert compared == [3] and f.next_timer() is not None
+    f.stay(10.0)
+    assert f.handle(WorkersSeen(11.0, tuple((w, 9) for w in entries))) == []
+    assert f.next_timer() == pytest.approx(10.0 + EVERY_S, abs=2.0), "it is due again all the same"
+    f.handle(WorkersSeen(12.0, tuple((w, 10) for w in [*entries, worker("d", layer_us=10.0)])))
+    assert compared == [3, 4]
+
+
 def test_one_that_goes_again_or_gains_little_changes_nothing() -> None:
     f = formation()
     a, b = worker("a", layer_us=100.0), worker("b", layer_us=100.0)
