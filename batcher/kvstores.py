@@ -12,7 +12,7 @@ from batcher.rendezvous import ranked
 from chassis import log, subjects
 from chassis.bus import Entry
 from chassis.ids import BootId
-from chassis.messages import BadMessage
+from chassis.messages import BadMessage, check
 from chassis.messages.registry import KvstoreEntry, parse_kvstore
 
 KNOWN_MAX = 256
@@ -55,6 +55,7 @@ class Kvstores:
             return
         try:
             kvstore = parse_kvstore(entry.value)
+            check(subjects.kvstore_key(kvstore.boot) == entry.key, "it names another kvstore than its key")
         except BadMessage as error:
             log.warning("bad registry entry", key=entry.key, error=str(error))
             return

@@ -18,11 +18,12 @@ from batcher.events import (
 from batcher.kvstore_client import KvstoreClient, Pool
 from batcher.rendezvous import ranked
 from chassis import log, subjects
-from chassis.ids import BlockHash, BlockId, Epoch, RequestId
+from chassis.ids import BlockHash, BlockId, BootId, Epoch, RequestId
 from chassis.memory_broker import MemoryBroker
 from chassis.memory_bus import MemoryBus
 from chassis.memory_rpc import MemoryRpcNetwork, RpcHabits
 from chassis.messages.kvstore import TraceRef, keep_of_priority
+from chassis.messages.registry import KvstoreEntry, build_kvstore
 from chassis.ports import Ports
 from chassis.trace import TraceContext
 from kvstore.config import Config
@@ -368,6 +369,21 @@ def test_a_pool_lies_at_its_owner_and_leaves_one_that_does_not_answer() -> None:
         assert (await world.attach(client)).failed
         assert not (await world.attach(client)).failed
         assert other.ledger.stats().total == 8 and not world.moves
+
+    on_world(case)
+
+
+def test_an_entry_that_names_another_than_its_key_is_nobodys() -> None:
+    """It could not be blamed for not answering, and the pool would never be attached."""
+
+    async def case(world: World) -> None:
+        await world.start(NEXT)
+        client = await world.client()
+        client.open(POOL)
+        lie = build_kvstore(KvstoreEntry(BootId("elsewhere"), "nowhere:1", name=OWNER))
+        await world.buses[NEXT].put_entry(subjects.kvstore_key(BootId("stranger")), lie)
+        await asyncio.sleep(1.0)
+        assert not (await world.attach(client)).failed
 
     on_world(case)
 
