@@ -332,9 +332,8 @@ class Formation:
             self._retry_at = now + self._config.retry_min_s
         else:
             self._failures += 1
-            doublings = min(self._failures, DOUBLINGS_MAX)
-            wait = min(self._config.retry_max_s, self._config.retry_min_s * 2**doublings)
-            self._retry_at = now + wait + self._jitter()
+            wait = self._config.retry_min_s * 2 ** min(self._failures, DOUBLINGS_MAX)
+            self._retry_at = now + min(self._config.retry_max_s, wait) + self._jitter()
         return effects
 
     def _look_for_others(self, seen: WorkersSeen) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import math
 from typing import Any
 
 from shoal.control import ask
@@ -28,6 +29,8 @@ def add_words(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Asks the running `shoal up` and tells what it did. Raises LaunchError."""
     wanted = wanted_in(arguments.wanted)
+    if not 0 < arguments.timeout < math.inf:
+        raise LaunchError(f"--timeout {arguments.timeout:g}: seconds, above 0")
     read_state(arguments.run_dir)  # says it plainly when nothing runs
     return told(asyncio.run(ask(arguments.run_dir, {"scale": dict(wanted)}, arguments.timeout)))
 
@@ -42,7 +45,7 @@ def wanted_in(words: list[str]) -> dict[str, int]:
         if what in wanted:
             raise LaunchError(f"{what}: said twice")
         if len(number) > DIGITS_MAX:
-            raise LaunchError(f"{what}: say less than {DIGITS_MAX} digits")
+            raise LaunchError(f"{what}: say at most {DIGITS_MAX} digits")
         wanted[what] = int(number)
     try:
         return wanted_of(wanted)

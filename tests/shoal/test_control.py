@@ -118,7 +118,9 @@ def test_an_old_socket_of_a_launcher_that_died_is_replaced(tmp_path: Path) -> No
         (["gateways=1", "gateways=2"], "gateways: said twice"),
         (["gateways=0"], "gateways: 0; a number from 1 to 64"),
         (["doors=1"], "doors: unknown; known are gateways"),
-        ([f"spares={'9' * 5000}"], "spares: say less than"),
+        ([f"spares={'9' * 5000}"], "spares: say at most 9 digits"),
+        (["--timeout", "nan"], "--timeout nan: seconds"),
+        (["--timeout", "0"], "--timeout 0: seconds"),
         (["gateways=2"], "nothing runs in"),
     ],
 )
