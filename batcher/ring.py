@@ -36,7 +36,7 @@ from chassis.ports import Ports
 from chassis.transport.interface import Link, LinkOptions
 
 CONTROL_OPTIONS = LinkOptions(slots=4, slot_bytes=4096)
-RESULT_OPTIONS = LinkOptions(slots=8, slot_bytes=1 << 16)
+RESULT_OPTIONS = LinkOptions(slots=16, slot_bytes=1 << 16)
 
 
 @dataclass(frozen=True, slots=True)

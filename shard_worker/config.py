@@ -52,7 +52,7 @@ class Config:
     rpc_listen: str = "127.0.0.1:0"
     listen: str = "tcp://127.0.0.1:0"  # or unix:///path
     advertise_host: str = ""  # how others reach this host; empty: as it listens
-    slots: int = 4  # frames in flight per link
+    slots: int = 16  # frames in flight per link: enough for the steps that hide a long way
     slot_mb: int = 64  # largest activations of one step
     send_timeout_ms: int = 5_000
     dial_timeout_ms: int = 2_000

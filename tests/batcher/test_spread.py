@@ -2,8 +2,10 @@
 
 import pytest
 
+from batcher.ring import RESULT_OPTIONS
 from batcher.spread import WAY_STEPS, Spread, round_of, runs_ahead, steps_in_flight_max
 from batcher.stage_cost import Coefficients
+from shard_worker.config import Config
 
 FLAT = Coefficients(4e-3, 2e-4, 1e-5, 0.0, 0.0)  # a step costs, whatever is in it
 STEEP = Coefficients(1e-5, 2e-4, 2e-4, 0.0, 0.0)  # decodes cost, whatever step they are in
@@ -106,6 +108,16 @@ def test_over_a_long_way_there_are_as_many_as_fill_it() -> None:
         assert round_of((even,) * 2, groups, 64, 100.0, way_s).seconds <= 1.02 * best
         assert made.places(64) == groups
         assert made.places(0) == 3  # prompts follow each other as ever
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_links_have_credits_for_all_that_is_on_a_long_way(stages: int) -> None:
+    """A frame's credit is back after twice the delay of its link, of which the way round has one more than
+    stages; half of the slots are given back together."""
+    steps = steps_in_flight_max(None, stages, run_ahead=False)
+    on_a_link = 2 * steps / (stages + 1)
+    for slots in (Config().slots, RESULT_OPTIONS.slots):
+        assert slots >= on_a_link + slots // 2 - 1
 
 
 def test_over_a_way_that_nothing_fills_there_are_no_more_than_help() -> None:
