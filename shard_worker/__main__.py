@@ -3,7 +3,7 @@
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,8 @@ from shard_worker.native.tables import native_tables
 from shard_worker.stamps import MakeStamps, Stamps
 
 if TYPE_CHECKING:
-    from shard_worker.torch_executor import EngineConfig
+    from shard_worker.ranks.executor import LeaderExecutor, RankExecutor
+    from shard_worker.torch_executor import EngineConfig, TorchExecutor
 
 
 def build_executor(config: Config) -> Executor:
@@ -43,7 +44,6 @@ def build_executor(config: Config) -> Executor:
                 layers_max=config.fake_layers_max,
             )
         )
-    from shard_worker.costs import known_or_measured
     from shard_worker.device.choice import chosen
     from shard_worker.device.executor import DeviceExecutor
     from shard_worker.room import room_of
@@ -54,23 +54,36 @@ def build_executor(config: Config) -> Executor:
     executor = (DeviceExecutor if on_device else TorchExecutor)(engine)
     room = room_of(executor, engine, config.weights_mb)
     executor.take_room(room.layers_max, room.head_layers)
-    if config.measure_costs:
-        folder = Path(config.digest_cache_dir) if config.digest_cache_dir else cache_folder() / "costs"
-        machine = platform.node()  # the folder may be shared
-        conditions: tuple[object, ...] = (
-            config.dtype,
-            config.threads,
-            config.engine,
-            _kernels(config),
-            machine,
-        )
-        clock = time.process_time
-        if executor.device.type != "cpu":  # which works while the processor does nothing
-            conditions, clock = (*conditions, executor.device_name), time.perf_counter
-        costs = known_or_measured(executor, executor.checkpoint, conditions, folder, clock)
-        threads = config.threads if executor.device.type == "cpu" else 1  # processor time is all threads'
-        executor.take_costs(costs.head_cost_layers, fmean(costs.layer_us) / threads)
+    if executor.device.type == "cpu":
+        measure(config, executor, (), time.process_time, config.threads)  # it is all threads' time
+    else:  # which works while the processor does nothing
+        measure(config, executor, (executor.device_name,), time.perf_counter)
     return executor
+
+
+def measure(
+    config: Config,
+    executor: "TorchExecutor",
+    more: Sequence[object],
+    clock: Callable[[], float],
+    threads: int = 1,
+) -> None:
+    """What layers and head take, if it is wanted. `more`: what that depends on beside the configuration;
+    `threads`: that `clock` counts. Raises LoadFailed."""
+    if not config.measure_costs:
+        return
+    from shard_worker.costs import known_or_measured
+
+    folder = Path(config.digest_cache_dir) if config.digest_cache_dir else cache_folder() / "costs"
+    machine = platform.node()  # the folder may be shared
+    conditions = (config.dtype, config.threads, config.engine, _kernels(config), machine, *more)
+    costs = known_or_measured(executor, executor.checkpoint, conditions, folder, clock)
+    executor.take_costs(costs.head_cost_layers, fmean(costs.layer_us) / threads)
+
+
+def measure_ranks(config: Config, executor: "LeaderExecutor", hosts: Sequence[str]) -> None:
+    """By the clock on the wall: a step waits for the other ranks. Raises LoadFailed."""
+    measure(config, executor, (f"{executor.ranks} ranks", *hosts), time.perf_counter)
 
 
 def engine_config(config: Config) -> "EngineConfig":
@@ -139,8 +152,21 @@ def build_leader(config: Config, ports: Ports, words: Sequence[str] | None) -> O
 
     followers = Followers(ranks, listener, config.rank_silence_ms / 1000)
     executor = LeaderExecutor(engine_config(config), followers)
-    parts = _parts(config, executor)[1:]
-    return LeaderWorker(config, ports, executor, *parts, followers=followers, processes=processes)
+    take_room(config, executor)
+    return LeaderWorker(
+        config,
+        ports,
+        executor,
+        *_parts(config, executor)[1:],
+        followers=followers,
+        processes=processes,
+        measure=partial(measure_ranks, config),
+    )
+
+
+def take_room(config: Config, executor: "RankExecutor") -> None:
+    room = executor.room(config.weights_mb)
+    executor.take_room(room.layers_max, room.head_layers)
 
 
 def build_follower(config: Config) -> Observed:
@@ -150,6 +176,7 @@ def build_follower(config: Config) -> Observed:
     from shard_worker.ranks.worker import FollowerService
 
     executor = RankExecutor(engine_config(config), config.rank, config.tensor_parallel)
+    take_room(config, executor)
     silence_s, join_s = config.rank_silence_ms / 1000, config.rank_join_ms / 1000
     return FollowerService(Follower(executor, config.leader, silence_s, join_s))
 

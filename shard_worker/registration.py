@@ -41,6 +41,10 @@ class Registration:
         self._withdrawn = False
         self._unchecked = same_model
 
+    def take(self, facts: ModelFacts) -> None:
+        """Instead of those it was made with, before anything is written."""
+        self._facts = facts
+
     def changed(self) -> None:
         self._changed.set()
 

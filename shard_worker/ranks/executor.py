@@ -17,10 +17,12 @@ from shard_worker.ranks.collective import Collective
 from shard_worker.ranks.frames import Kind
 from shard_worker.ranks.leader import Followers
 from shard_worker.ranks.pages import RanksPages
+from shard_worker.ranks.room import room_of_share
 from shard_worker.ranks.shares import Share, inner_unit, refusal, shares
 from shard_worker.ranks.split import packed_unit, rank_weights, refuse_what_is_no_number
 from shard_worker.ranks.stage import EmbeddingPart, LeaderStage, RankStage
 from shard_worker.ranks.words import Load, pack, pack_copy
+from shard_worker.room import Room
 from shard_worker.torch_executor import EngineConfig, TorchExecutor, check_spec
 from shard_worker.transformers_config import FAMILY
 
@@ -54,6 +56,15 @@ class RankExecutor(TorchExecutor):
         config = self._config
         return f"dtype {config.dtype}, quantize {config.quantize}, engine {config.engine}"
 
+    def room(self, weights_mb: int) -> Room:
+        """For layers within `weights_mb` at this rank; 0: there is no bound."""
+        model, config = self._checkpoint, self._config
+        whole = stage_weights(model, 0, model.config.num_layers)
+        return room_of_share(whole, self._shares(whole)[self.rank], config.dtype, config.quantize, weights_mb)
+
+    def _shares(self, whole: StageWeights) -> tuple[Share, ...]:
+        return shares(whole, self.ranks, inner_unit(whole, self.ranks, packed_unit(whole)))
+
     def meet(self, collective: Collective, agree: Callable[[int], int]) -> None:
         """Before the first load. `agree`: on the number of blocks, over all ranks; raises LoadFailed."""
         self._collective, self._agree = collective, agree
@@ -82,8 +93,7 @@ class RankExecutor(TorchExecutor):
     def _make_stage(self, spec: StageSpec) -> Stage:
         assert self._collective is not None, "load before the ranks have met"
         whole = stage_weights(self._checkpoint, spec.first_layer, spec.end_layer)
-        unit = inner_unit(whole, self.ranks, packed_unit(whole))
-        of_ranks = shares(whole, self.ranks, unit)
+        of_ranks = self._shares(whole)
         share = of_ranks[self.rank]
         own = rank_weights(whole, share, self.rank == 0, self._config.dtype, self._config.quantize)
         refuse_what_is_no_number(own, self._checkpoint.path)
@@ -118,7 +128,8 @@ class LeaderExecutor(RankExecutor):
         self._pages: RanksPages | None = None
 
     def ready(self) -> None:
-        """When all ranks are here."""
+        """When all ranks are here. There is room for as many layers as at the rank with the least."""
+        self.take_room(self._followers.least_room(self.facts.layers_max), self.facts.head_layers)
         self.meet(self._followers.collective, self._agree_with_all)
 
     def _agree_with_all(self, own: int) -> int:

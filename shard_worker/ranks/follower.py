@@ -90,8 +90,16 @@ class Follower:
     def _join(self, pages: bool) -> Frames:
         """Raises RankLost."""
         executor = self._executor
-        model = executor.facts.digest
-        hello = Hello(executor.rank, executor.ranks, pages, os.getpid(), model, executor.settings, place())
+        hello = Hello(
+            executor.rank,
+            executor.ranks,
+            pages,
+            os.getpid(),
+            executor.facts.digest,
+            executor.settings,
+            place(),
+            executor.facts.layers_max,
+        )
         error = "stopped"
         for _ in range(max(1, round(self._join_s / RETRY_S))):
             if self._over.is_set():

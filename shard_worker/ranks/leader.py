@@ -45,6 +45,7 @@ class Followers:
         self._collective: Collective | None = None
         self._store: object = None
         self._places: dict[int, str] = {}
+        self._rooms: dict[int, int] = {}
         self._changing = threading.Lock()
         self._over = threading.Event()
         self._changed: list[Callable[[], None]] = []
@@ -111,9 +112,18 @@ class Followers:
         if (before := channel.get(hello.rank)) is not None:
             before.close()
         channel[hello.rank] = frames
-        self._places[hello.rank] = hello.place
+        self._places[hello.rank], self._rooms[hello.rank] = hello.place, hello.layers_max
         if not hello.pages:
             log.info("rank joined", rank=hello.rank, pid=hello.pid, peer=frames.peer)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Where the others are, by rank."""
+        return [frames.peer.rpartition(":")[0] for _, frames in sorted(self._steps.items())]
+
+    def least_room(self, own: int) -> int:
+        """For layers, of all ranks; 0: for all layers."""
+        return min((room for room in (own, *self._rooms.values()) if room), default=0)
 
     def _refusal(self, hello: Hello, digest: str, settings: str) -> str:
         if hello.ranks != self.ranks:

@@ -89,24 +89,35 @@ def refuse_what_is_no_number(weights: StageWeights, path: object) -> None:
 def _layer(
     layer: LayerWeights, weights: StageWeights, share: Share, first: bool, kept_as: tuple[str, str]
 ) -> LayerWeights:
-    head_dim, inner = weights.head_dim, weights.intermediate_size
-    keys, values = weights.num_heads, weights.num_heads + weights.num_kv_heads
-
-    def of_heads(heads: range, at: int = 0) -> range:
-        return range((at + heads.start) * head_dim, (at + heads.stop) * head_dim)
-
     return replace(
         layer,
-        qkv=rows(
-            layer.qkv,
-            [of_heads(share.heads), of_heads(share.kv_heads, keys), of_heads(share.kv_heads, values)],
-        ),
-        out=columns(layer.out, of_heads(share.heads), first, kept_as),
-        gate_up=rows(
-            layer.gate_up, [share.inner, range(inner + share.inner.start, inner + share.inner.stop)]
-        ),
+        qkv=rows(layer.qkv, qkv_outputs(weights, share)),
+        out=columns(layer.out, mixed(weights, share), first, kept_as),
+        gate_up=rows(layer.gate_up, gate_up_outputs(weights, share)),
         down=columns(layer.down, share.inner, first, kept_as),
     )
+
+
+def qkv_outputs(weights: StageWeights, share: Share) -> list[range]:
+    dim, keys, values = weights.head_dim, weights.num_heads, weights.num_heads + weights.num_kv_heads
+    places = ((share.heads, 0), (share.kv_heads, keys), (share.kv_heads, values))
+    return [range((at + heads.start) * dim, (at + heads.stop) * dim) for heads, at in places]
+
+
+def mixed(weights: StageWeights, share: Share) -> range:
+    """What attention gives: inputs of the product after it."""
+    return range(share.heads.start * weights.head_dim, share.heads.stop * weights.head_dim)
+
+
+def gate_up_outputs(weights: StageWeights, share: Share) -> list[range]:
+    own, inner = share.inner, weights.intermediate_size
+    return [own, range(inner + own.start, inner + own.stop)]
+
+
+def cut_through(wanted: range, format: WeightFormat) -> bool:
+    """Whether these inputs begin or end within a block."""
+    length, _ = _block(format)
+    return wanted.start % length != 0 or wanted.stop % length != 0
 
 
 def _block(format: WeightFormat) -> tuple[int, int]:
@@ -123,8 +134,7 @@ def _columns(matrix: StoredMatrix, wanted: range, kept: WeightFormat) -> StoredM
     if is_packed(kept):
         covering = convert(covering, kept)
     own = range(wanted.start - first, wanted.stop - first)
-    length, _ = _block(covering.format)
-    if own.start % length == 0 and own.stop % length == 0:
+    if not cut_through(own, covering.format):
         return _whole_blocks(covering, own)
     numbers = np.ascontiguousarray(dequantize(covering)[:, own.start : own.stop])
     return StoredMatrix(WeightFormat.F32, numbers.view(np.uint8), len(own), plain=True)

@@ -29,7 +29,7 @@ class BadWord(Exception):
 @dataclass(frozen=True, slots=True)
 class Hello:
     """Of who joins. `settings`: all that the numbers depend on beside the model's digest; `place`: the same
-    in processes that can share memory, empty: in none."""
+    in processes that can share memory, empty: in none; `layers_max`: that there is room for, 0: for all."""
 
     rank: int
     ranks: int
@@ -38,6 +38,7 @@ class Hello:
     digest: str
     settings: str
     place: str
+    layers_max: int
 
 
 @dataclass(frozen=True, slots=True)

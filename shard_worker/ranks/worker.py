@@ -8,7 +8,7 @@ another ends within a limit that the kernel keeps, whatever still waits for the 
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from chassis import log
@@ -34,9 +34,12 @@ class LeaderWorker(ObservedWorker):
         *more: Any,
         followers: Followers,
         processes: RankProcesses | None,
+        measure: Callable[[LeaderExecutor, Sequence[str]], None],
     ) -> None:
-        """`processes`: those that it has started itself."""
+        """`processes`: those that it has started itself; `measure`: what layers take, with the others on
+        these hosts; raises LoadFailed."""
         super().__init__(config, ports, executor, *more)
+        self._measure = measure
         self._leader, self._followers, self._processes = executor, followers, processes
         self._join_s = config.rank_join_ms / 1000
         self._ranks_changed = asyncio.Event()
@@ -52,6 +55,9 @@ class LeaderWorker(ObservedWorker):
         try:
             if await self._all_here():
                 self._leader.ready()
+                await self._compute.call(lambda: self._measure(self._leader, self._followers.hosts))
+                self._facts = self._leader.facts
+                self._registration.take(self._facts)
                 async with asyncio.TaskGroup() as group:
                     watching = group.create_task(self._watch(), name="ranks")
                     await super().run()

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chassis import subjects
+from chassis.messages.registry import parse_worker
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from shoal.child import Child
 from shoal.client import AsyncClient
@@ -50,7 +52,7 @@ def shoal(
         run_dir=tmp_path_factory.mktemp("ranks"),
         stages=1,
         tensor_parallel=2,
-        flags={"shard_worker": (*RANKS, "--num-blocks", "200")},
+        flags={"shard_worker": (*RANKS, "--num-blocks", "200", "--weights-mb", "1")},
     )
     with running(runner, plan) as made:
         yield made
@@ -94,6 +96,20 @@ async def amid(
     for one, sequence in zip(answers, sequences, strict=True):
         assert one.ids == sequence.output
     return answers
+
+
+def test_what_layers_take_is_told_of_all_ranks(shoal: Running) -> None:
+    """The larger share of a layer is at least half of it."""
+
+    async def life() -> None:
+        bus = await shoal.bus()
+        (entry,) = [parse_worker(e.value) for e in await bus.entries(subjects.WORKERS) if e.value is not None]
+        assert entry.layer_us > 0
+        half_bytes = 4 * 72 * (2 * 8 * (9 + 3) + 3 * 96) / 2
+        assert 0 < entry.layers_max <= (1 << 20) / half_bytes
+        assert entry.head_layers > 0
+
+    shoal.run(life())
 
 
 @pytest.mark.parametrize(

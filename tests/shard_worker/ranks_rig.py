@@ -1,7 +1,7 @@
 """The ranks of a stage as threads of one process, over real sockets and sums: a leader like any executor."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -31,9 +31,10 @@ class Ranks:
         configs: dict[int, EngineConfig] | None = None,
         before: Callable[[str], None] = lambda _: None,
         silence_s: float = PATIENCE_S,
+        rooms: Sequence[int] = (),
     ) -> None:
         """`configs`: of some ranks, if they differ; `before`: what is done at the address before that;
-        `silence_s`: of the leader, as others bear it."""
+        `silence_s`: of the leader, as others bear it; `rooms`: for layers, of each rank."""
         self.failures: dict[int, BaseException] = {}
         self.changed = threading.Event()
         listener = listening("", ranks)
@@ -42,16 +43,16 @@ class Ranks:
         self.followers = Followers(ranks, listener, PATIENCE_S)
         self.followers.when_changed(self.changed.set)
         self.leader = LeaderExecutor(config, self.followers)
+        executors = {
+            rank: RankExecutor((configs or {}).get(rank, config), rank, ranks) for rank in range(1, ranks)
+        }
+        for executor, room in zip((self.leader, *executors.values()), rooms, strict=False):
+            executor.take_room(room, 0.5)
         self.followers.admit(self.leader.facts.digest, self.leader.settings)
         before(self.address)
         self.others = {
-            rank: Follower(
-                RankExecutor((configs or {}).get(rank, config), rank, ranks),
-                self.address,
-                silence_s,
-                PATIENCE_S,
-            )
-            for rank in range(1, ranks)
+            rank: Follower(executor, self.address, silence_s, PATIENCE_S)
+            for rank, executor in executors.items()
         }
         self.threads = [
             threading.Thread(target=self._follow, args=(rank,), daemon=True) for rank in self.others

@@ -4,7 +4,7 @@ So answers differ by the order of float32 sums alone, and by the rounding of act
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 
 from shard_worker.executor import LoadFailed, StageSpec
-from shard_worker.formats import KIND_OF, QUANTIZE, dequantize, prepared, stored
+from shard_worker.formats import KIND_OF, QUANTIZE, dequantize, kept_bytes, prepared, stored
+from shard_worker.model.families import stage_weights
 from shard_worker.model.stage_weights import Linear, StoredMatrix, WeightFormat
 from shard_worker.native import library
 from shard_worker.probe import ProbeRow, probe_inputs
-from shard_worker.ranks.split import columns
+from shard_worker.ranks.room import room_of_share, share_bytes
+from shard_worker.ranks.shares import inner_unit, shares
+from shard_worker.ranks.split import columns, packed_unit, rank_weights
+from shard_worker.room import Room
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
+from shard_worker.weights import open_checkpoint
 from tests.shard_worker import tiny_gguf, tiny_models
 from tests.shard_worker.driver import NOTHING, Driver, Sequence
 from tests.shard_worker.native.test_linear import stored as made_of
@@ -141,6 +146,24 @@ def sure(executor: TorchExecutor) -> dict[tuple[int, ...], list[int]]:
             found[tuple(prompt)] = answer
     assert len(found) >= NUM_PROMPTS // 2
     return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_room_is_reckoned_as_it_is_taken(cut: tuple[Cut, Path], dtype: str) -> None:
+    shape, folder = cut
+    for kind, quantize in shape.files:
+        path = folder if kind == "F32" else folder / f"{kind}.gguf"
+        whole = stage_weights(open_checkpoint(path, 0), 0, LAYERS)
+        of_ranks = shares(whole, shape.ranks, inner_unit(whole, shape.ranks, packed_unit(whole)))
+        for rank, share in enumerate(of_ranks):
+            layers, head = share_bytes(whole, share, dtype, quantize)
+            own = rank_weights(whole, share, rank == 0, dtype, quantize)
+            assert layers + head == kept_bytes(own, dtype, quantize)
+            assert layers == kept_bytes(replace(own, head=None), dtype, quantize)
+            assert room_of_share(whole, share, dtype, quantize, 3) == Room(
+                int((3 << 20) * LAYERS / layers), head * LAYERS / layers
+            )
+            assert room_of_share(whole, share, dtype, quantize, 0) == Room(0, 0.0)
 
 
 @pytest.mark.parametrize("engine", ["native", "torch"])

@@ -3,6 +3,7 @@
 import signal
 import socket
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from shard_worker.__main__ import measure_ranks
 from shard_worker.attention.interface import LayerKv
 from shard_worker.block_sums import checksums_of
 from shard_worker.config import Config
@@ -22,6 +24,7 @@ from shard_worker.ranks.executor import RankExecutor
 from shard_worker.ranks.frames import Frames, Kind, PeerLost
 from shard_worker.ranks.leader import RankLost
 from shard_worker.ranks.pages import LAYOUT_LEN_MAX, RanksPages
+from shard_worker.ranks.stage import RankStage
 from shard_worker.ranks.words import Answer, BadWord, Hello, pack, pack_step, parse, parse_step
 from shard_worker.ranks.worker import end_within
 from shard_worker.torch_executor import EngineConfig
@@ -68,6 +71,37 @@ def test_the_pool_is_that_of_the_rank_with_the_least_room(folder: Path) -> None:
         assert leader.load(WHOLE).num_blocks == (1 << 20) // of_two_heads
         assert not leader.load(WHOLE).kv_allocated
         assert leader.load(replace(WHOLE, block_size_tokens=8)).num_blocks == (1 << 20) // of_two_heads // 2
+
+
+def test_there_is_room_for_as_many_layers_as_at_the_rank_with_the_least(folder: Path) -> None:
+    for rooms, least in (((0, 0, 0), 0), ((4, 0, 3), 3), ((0, 2, 9), 2), ((1, 0, 0), 1)):
+        with Ranks(config(folder), 3, rooms=rooms) as made:
+            assert (made.leader.facts.layers_max, made.leader.facts.head_layers) == (least, 0.5)
+
+
+def test_what_a_layer_takes_is_measured_with_the_slowest_rank(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that works for long takes no time of the leader's processor. It is measured once."""
+    ran: list[int] = []
+    run = RankStage.run
+
+    def slow(stage: RankStage, *step: Any) -> memoryview:
+        if type(stage) is RankStage:
+            ran.append(1)
+            time.sleep(0.01)
+        return run(stage, *step)
+
+    monkeypatch.setattr(RankStage, "run", slow)
+    settings = Config(model=str(folder), engine="torch", digest_cache_dir=str(tmp_path))
+    with Ranks(config(folder), 2) as made:
+        measure_ranks(settings, made.leader, made.followers.hosts)
+        times = len(ran)
+        measure_ranks(settings, made.leader, made.followers.hosts)
+        assert len(ran) == times > 0
+        assert made.leader.facts.layer_us > 10_000 and made.leader.facts.head_cost_layers > 0
+        measure_ranks(settings, made.leader, ["198.51.100.7"])
+        assert len(ran) > times
 
 
 def test_a_rank_that_cannot_load_is_named_and_nothing_is_lost(folder: Path) -> None:
@@ -221,7 +255,7 @@ def test_garbage_at_the_door_keeps_nobody_out(folder: Path) -> None:
         ):
             with socket.create_connection((host, int(port))) as sock:
                 sock.sendall(said)
-        hello = Hello(1, 3, False, 1, "a", "b", "")
+        hello = Hello(1, 3, False, 1, "a", "b", "", 0)
         with socket.create_connection((host, int(port))) as sock:
             frames = Frames(sock, PATIENCE_S)
             frames.send(Kind.HELLO, pack(hello))
