@@ -201,11 +201,11 @@ class Container:
 
     def env(self, pod_ip: str) -> dict[str, str]:
         """As a kubelet fills it in."""
+        fields = {"status.podIP": pod_ip, "metadata.name": f"{self.name}-0"}  # of a set's first pod
         filled: dict[str, str] = {}
         for entry in self.spec["env"]:
             if "valueFrom" in entry:
-                assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-                value = pod_ip
+                value = fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
             else:
                 value = entry["value"]
                 for name, known in filled.items():

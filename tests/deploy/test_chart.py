@@ -291,5 +291,7 @@ def test_a_tier_fits_on_its_volume(name: str) -> None:
         size = claims[0]["spec"]["resources"]["requests"]["storage"]
         assert config.disk_bytes <= 0.9 * int(size[:-2]) * sizes[size[-2:]]
         assert config.disk_dir.startswith(mount + "/")
+    assert kvstore.owner["kind"] == "StatefulSet"  # its pods' names stay, and pools return to them by name
+    assert kvstore.env("10.0.0.7")["SHOAL_KVSTORE_NAME"] == f"{kvstore.name}-0"
     memory = kvstore.spec["resources"]["requests"]["memory"]
     assert not config.host_bytes or config.host_bytes < int(memory[:-2]) * sizes[memory[-2:]]
