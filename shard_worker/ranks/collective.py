@@ -53,13 +53,14 @@ class GroupCollective:
         size: int,
         host: str,
         timeout_s: float,
-        device: torch.device | None = None,
+        device: torch.device,
     ) -> None:
-        """`host`: of this rank, as the others reach it. Waits for them. Raises RuntimeError."""
+        """`host`: of this rank, as the others reach it; `device`: where the rows lie that are summed up.
+        Waits for the others. Raises RuntimeError."""
         self.rank, self.size = rank, size
         limit = timedelta(seconds=timeout_s)
         prefixed = dist.PrefixStore(STORE_PREFIX, store)
-        self._nccl = device is not None and device.type == "cuda"
+        self._nccl = device.type == "cuda"
         self._group: Any
         if self._nccl:
             options = dist.ProcessGroupNCCL.Options()

@@ -54,7 +54,8 @@ class RankExecutor(TorchExecutor):
     def settings(self) -> str:
         """All that the numbers depend on, beside the model's digest."""
         config = self._config
-        return f"dtype {config.dtype}, quantize {config.quantize}, engine {config.engine}"
+        device = self.device.type  # also how they sum up
+        return f"dtype {config.dtype}, quantize {config.quantize}, engine {config.engine}, device {device}"
 
     def room(self, weights_mb: int) -> Room:
         """For layers within `weights_mb` at this rank; 0: there is no bound."""

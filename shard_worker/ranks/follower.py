@@ -119,7 +119,7 @@ class Follower:
         rank, ranks = self._executor.rank, self._executor.ranks
         if not welcome.file:
             store = meeting_point(self._host, welcome.store_port, ranks, COLLECTIVE_S)
-            return GroupCollective(store, rank, ranks, steps.local_host, COLLECTIVE_S)
+            return GroupCollective(store, rank, ranks, steps.local_host, COLLECTIVE_S, self._executor.device)
         shared = SharedCollective(Path(welcome.file), rank, ranks, COLLECTIVE_S)
         steps.send(Kind.DONE, pack(Answer()))
         return shared

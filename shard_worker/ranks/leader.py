@@ -30,13 +30,12 @@ class RankLost(Exception):
 
 
 class Followers:
-    def __init__(
-        self, ranks: int, listener: socket.socket, silence_s: float, device: torch.device | None = None
-    ) -> None:
+    def __init__(self, ranks: int, listener: socket.socket, silence_s: float) -> None:
         """`listener`: where they join; it is closed when they are all here."""
         self.ranks = ranks
         self.cause = ""  # why the stage is lost
-        self._silence_s, self._device = silence_s, device
+        self._silence_s = silence_s
+        self._device = torch.device("cpu")
         self._listener = listener
         self._host, self._family = str(listener.getsockname()[0]), listener.family
         self._steps: dict[int, Frames] = {}
@@ -70,8 +69,9 @@ class Followers:
 
     # ---- joining
 
-    def admit(self, digest: str, settings: str) -> None:
-        """Takes them in, on a thread of its own."""
+    def admit(self, digest: str, settings: str, device: torch.device) -> None:
+        """Takes them in, on a thread of its own. `device`: that the leader computes on."""
+        self._device = device
         threading.Thread(target=self._admit, args=(digest, settings), name="ranks", daemon=True).start()
 
     def _admit(self, digest: str, settings: str) -> None:
@@ -146,7 +146,7 @@ class Followers:
         self._tell_changed()
 
     def _in_one_place(self) -> bool:
-        own = place() if self._device is None or self._device.type == "cpu" else ""
+        own = place() if self._device.type == "cpu" else ""
         return bool(own) and set(self._places.values()) == {own}
 
     def _met_in_memory(self) -> Collective:

@@ -51,7 +51,7 @@ class LeaderWorker(ObservedWorker):
         if self._processes is not None:
             self._followers.when_changed(self._kill_if_lost)
             self._processes.watch(self._followers.lose)
-        self._followers.admit(self._facts.digest, self._leader.settings)
+        self._followers.admit(self._facts.digest, self._leader.settings, self._leader.device)
         try:
             if await self._all_here():
                 self._leader.ready()

@@ -48,7 +48,7 @@ class Ranks:
         }
         for executor, room in zip((self.leader, *executors.values()), rooms, strict=False):
             executor.take_room(room, 0.5)
-        self.followers.admit(self.leader.facts.digest, self.leader.settings)
+        self.followers.admit(self.leader.facts.digest, self.leader.settings, self.leader.device)
         before(self.address)
         self.others = {
             rank: Follower(executor, self.address, silence_s, PATIENCE_S)

@@ -4,14 +4,15 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from shard_worker.native import library
-from shard_worker.ranks.collective import Collective, GroupCollective, meeting_point
+from shard_worker.ranks.collective import Collective, GroupCollective, dist, meeting_point
 from shard_worker.ranks.shared_memory import SharedCollective, new_memory, place
 
 T = TypeVar("T")
@@ -26,14 +27,16 @@ def shared(ranks: int, timeout_s: float = PATIENCE_S) -> list[Collective]:
         return [SharedCollective(path, rank, ranks, timeout_s) for rank in range(ranks)]
 
 
-def group(ranks: int) -> list[Collective]:
+def group(ranks: int, device: str = "cpu") -> list[Collective]:
+    """On a device each, where it is no processor."""
+    devices = [torch.device(device) if device == "cpu" else torch.device(device, i) for i in range(ranks)]
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     kept = meeting_point("127.0.0.1", port, ranks, PATIENCE_S, listener)
     stores = [kept, *(meeting_point("127.0.0.1", port, ranks, PATIENCE_S) for _ in range(1, ranks))]
     return together(
         [
-            partial[Collective](GroupCollective, store, rank, ranks, "127.0.0.1", PATIENCE_S)
+            partial[Collective](GroupCollective, store, rank, ranks, "127.0.0.1", PATIENCE_S, devices[rank])
             for rank, store in enumerate(stores)
         ]
     )
@@ -106,3 +109,62 @@ def test_processes_of_other_code_share_no_memory(monkeypatch: pytest.MonkeyPatch
     assert place() != here
     monkeypatch.setattr(library, "digest", lambda: "")
     assert place() == ""
+
+
+# ---- NCCL, which is not here: what it is asked for ------------------------------------------------------
+
+
+class Nccl:
+    """With the signature that torch gives its own, and gloo's sums."""
+
+    made: list["Nccl"]
+
+    class Options:
+        _timeout: timedelta
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        self.rank, self.size, self.options = rank, size, options
+        self.calls: list[str] = []
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
+        self.made.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self._gloo, name)
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> type[Nccl]:
+    Nccl.made = []
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    return Nccl
+
+
+def test_devices_sum_up_by_nccl(nccl: type[Nccl]) -> None:
+    """In one call, whatever its order; and its own abort ends whoever waits."""
+    members = group(3, "cuda")
+    asked = sorted(nccl.made, key=lambda one: one.rank)
+    assert [(one.rank, one.size, one.options._timeout.total_seconds()) for one in asked] == [
+        (rank, 3, PATIENCE_S) for rank in range(3)
+    ]
+    rows = torch.arange(12.0).view(3, 4)
+    summed = together([partial(m.sum, r.clone()) for m, r in zip(members, rows, strict=True)])
+    assert all(torch.equal(found, rows.sum(0)) for found in summed)
+    parts = [torch.full((2, width), float(width)) for width in (1, 2, 3)]
+    found = together([partial(m.gather, p, [1, 2, 3]) for m, p in zip(members, parts, strict=True)])
+    assert all(map(torch.equal, found[0], parts))
+    members[1].abort()
+    assert [one.calls for one in asked] == [
+        ["allreduce", "recv", "recv"],
+        ["allreduce", "send", "abort"],
+        ["allreduce", "send"],
+    ]
+
+
+def test_processors_ask_for_no_nccl(nccl: type[Nccl]) -> None:
+    members = group(2)
+    together([partial(m.sum, torch.ones(3)) for m in members])
+    assert not nccl.made

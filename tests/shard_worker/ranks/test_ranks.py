@@ -17,9 +17,11 @@ from shard_worker.__main__ import measure_ranks
 from shard_worker.attention.interface import LayerKv
 from shard_worker.block_sums import checksums_of
 from shard_worker.config import Config
+from shard_worker.device import choice
 from shard_worker.executor import LoadFailed, StageSpec
 from shard_worker.model.stage import NO_BYTES
 from shard_worker.probe import ProbeRow, probe_inputs
+from shard_worker.ranks.collective import GroupCollective
 from shard_worker.ranks.executor import RankExecutor
 from shard_worker.ranks.frames import Frames, Kind, PeerLost
 from shard_worker.ranks.leader import RankLost
@@ -214,6 +216,29 @@ def test_what_cannot_be_shared_out_is_refused_at_the_start(folder: Path) -> None
     ):
         with pytest.raises(LoadFailed, match=match):
             RankExecutor(config(folder, **changes), 1, ranks)
+
+
+def test_a_device_has_no_ranks_yet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "found", lambda: choice.Found("2", "13.0", 2))
+    with pytest.raises(LoadFailed, match="tensor_parallel 2: the stage of device cuda:1 has no ranks yet"):
+        RankExecutor(config(folder, device="cuda:1", engine="auto"), 1, 2)
+
+
+def test_all_ranks_sum_up_as_their_devices_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once devices have ranks: none takes memory that processors share, though all are on one host."""
+    asked: list[torch.device] = []
+    made: Any = GroupCollective.__init__
+
+    def init(self: GroupCollective, *args: Any) -> None:
+        asked.append(args[-1])
+        made(self, *args[:-1], torch.device("cpu"))
+
+    monkeypatch.setattr(GroupCollective, "__init__", init)
+    monkeypatch.setattr(RankExecutor, "device", property(lambda self: torch.device("cuda", self.rank)))
+    with Ranks(config(folder), 3) as ranks:
+        ranks.leader.load(WHOLE)
+        assert "device cuda" in ranks.leader.settings
+    assert sorted(map(str, asked)) == ["cuda:0", "cuda:1", "cuda:2"]
 
 
 def test_weights_that_are_no_numbers_are_refused_by_the_rank_that_has_them(
