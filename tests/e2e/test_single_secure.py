@@ -1,4 +1,4 @@
-"""One process with what `shoal init --secure` wrote: TLS and keys at both doors, as where services are apart."""
+"""One process with what `shoal init --secure` wrote: TLS and keys at both doors, as with services apart."""
 
 import argparse
 import asyncio
@@ -32,12 +32,12 @@ async def started(folder: Path, config: Path) -> Process:
     raise AssertionError(told.decode())
 
 
-def asked(address: str, folder: Path, key: str | None) -> tuple[int, str]:
+def asked(address: str, folder: Path, key: str) -> tuple[int, str]:
     """Status and answer of a completion over HTTPS."""
     body = json.dumps({"model": "fake", "prompt": PROMPT, "max_tokens": 4}).encode()
     request = urllib.request.Request(f"https://{address}/v1/completions", body)
     request.add_header("Content-Type", "application/json")
-    if key is not None:
+    if key:
         request.add_header("Authorization", f"Bearer {key}")
     trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     try:
@@ -47,19 +47,24 @@ def asked(address: str, folder: Path, key: str | None) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def at(folder: Path, what: str) -> str:
+    addresses = read_state(folder)[what]
+    assert isinstance(addresses, list)
+    return str(addresses[0])
+
+
 def test_keys_and_tls_hold_in_one_process(runner: asyncio.Runner, tmp_path: Path) -> None:
     made, run_dir = tmp_path / "made", tmp_path / "run"
     key, _ = init_words.run(argparse.Namespace(secure=made, host=[], tenant="acme", days=30))
 
     async def case() -> None:
         process = await started(run_dir, made / "shoal.toml")
-        state = read_state(run_dir)
-        (address,), (http,) = state["addresses"], state["http_addresses"]  # type: ignore[misc]
+        address, http = at(run_dir, "addresses"), at(run_dir, "http_addresses")
         params = Params(max_tokens=4, ignore_eos=True)
         async with AsyncClient(address, api_key=key, tls=tls_of(made), retry=None) as client:
             result = await client.complete(PROMPT, params)
             assert len(result.ids) == 4
-        for wrong in (None, key[:-1] + ("a" if key[-1] != "a" else "b")):
+        for wrong in ("", key[:-1] + ("a" if key[-1] != "a" else "b")):
             async with AsyncClient(address, api_key=wrong, tls=tls_of(made), retry=None) as client:
                 try:
                     await client.complete(PROMPT, params)
@@ -74,7 +79,7 @@ def test_keys_and_tls_hold_in_one_process(runner: asyncio.Runner, tmp_path: Path
                 assert error.code == "UNAVAILABLE"
         status, text = await asyncio.to_thread(asked, http, made, key)
         assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 4
-        status, text = await asyncio.to_thread(asked, http, made, None)
+        status, text = await asyncio.to_thread(asked, http, made, "")
         assert status == 401 and json.loads(text)["error"]["message"]
         code, out, err = await said("usage", "--run-dir", run_dir)
         assert code == 0 and "acme" in out, err
