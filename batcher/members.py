@@ -15,6 +15,7 @@ from chassis.messages.card import ModelCard, parse_card
 from chassis.messages.registry import (
     BatcherEntry,
     EpochEntry,
+    ModelEntry,
     WorkerEntry,
     build_batcher,
     build_epoch,
@@ -27,37 +28,69 @@ CARD_RETRY_S = 0.2
 WITHDRAWN_MAX = 64
 
 
-async def await_card(bus: Bus, wanted: str) -> ModelCard:
-    """The card of the model named (empty: of any), as soon as a worker has published it."""
-    seen = asyncio.Event()
-    digests: dict[str, str] = {}
+class ModelGone(Exception):
+    """Nobody serves this batcher's model any more, but others do another: it has to start anew."""
 
-    def on_entry(entry: Entry) -> None:
-        if entry.value is None:
-            return
+
+class Served:
+    """The models there are, as the registry says, that have a worker: an entry outlives who wrote it."""
+
+    def __init__(self, wanted: str) -> None:
+        self._wanted = wanted
+        self._models: dict[str, ModelEntry] = {}
+        self._workers: dict[str, tuple[str, str]] = {}  # name and digest of its model, by key
+        self.changed = asyncio.Event()
+
+    def on_model(self, entry: Entry) -> None:
         try:
-            model = parse_model(entry.value)
+            model = None if entry.value is None else parse_model(entry.value)
         except BadMessage:
             return
-        if not wanted or model.name == wanted:
-            digests[model.name] = model.card_digest
-            seen.set()
+        self._models.pop(entry.key, None)
+        if model is not None and self._wanted in ("", model.name):
+            self._models[entry.key] = model
+            self.changed.set()
 
-    watching = await insist(lambda: bus.watch(subjects.MODELS, on_entry))
+    def on_worker(self, entry: Entry) -> None:
+        self._workers.pop(entry.key, None)
+        try:
+            worker = None if entry.value is None else parse_worker(entry.value)
+        except BadMessage:
+            return
+        if worker is not None:
+            self._workers[entry.key] = (worker.model, worker.model_digest)
+            self.changed.set()
+
+    def cards(self) -> list[str]:
+        """Their digests."""
+        workers = set(self._workers.values())
+        return [m.card_digest for m in self._models.values() if (m.name, m.digest) in workers]
+
+
+async def await_card(bus: Bus, wanted: str) -> ModelCard:
+    """The card of the model named (empty: of any), as soon as a worker has published it."""
+    served = Served(wanted)
+    models = await insist(lambda: bus.watch(subjects.MODELS, served.on_model))
+    workers = await insist(lambda: bus.watch(subjects.WORKERS, served.on_worker))
     try:
         while True:
-            await seen.wait()
-            for digest in list(digests.values()):
+            await served.changed.wait()
+            served.changed.clear()
+            cards = served.cards()
+            for digest in cards:
                 try:
                     data = await bus.object(subjects.card_object(digest))
                     if data is not None and hashlib.sha256(data).hexdigest() == digest:
                         return parse_card(data)
                 except (BusError, BadMessage) as error:
                     log.warning("a card can't be read", digest=digest, error=str(error))
-            log.warning("a model without its card", models=sorted(digests))
-            await asyncio.sleep(CARD_RETRY_S)
+            if cards:
+                log.warning("a model without its card", digests=cards)
+                served.changed.set()
+                await asyncio.sleep(CARD_RETRY_S)
     finally:
-        await watching.close()
+        await models.close()
+        await workers.close()
 
 
 class Members:
@@ -76,6 +109,7 @@ class Members:
         self._count = count
         self._workers: dict[str, tuple[WorkerEntry, int]] = {}
         self._withdrawn: dict[str, None] = {}  # boots, the newest last
+        self._others: dict[str, str] = {}  # names of the models of workers that have another
 
     # ---- workers
 
@@ -85,6 +119,7 @@ class Members:
     def _seen(self, entry: Entry) -> None:
         boot = entry.key.removeprefix(subjects.WORKERS)
         if entry.value is None:
+            self._others.pop(boot, None)
             if self._workers.pop(boot, None) is None:
                 return
             self._withdrawn[boot] = None
@@ -97,6 +132,7 @@ class Members:
                 self._count("garbage entry")
                 return
             if worker.model != self._card.name or worker.model_digest != self._card.model_digest:
+                self._others[boot] = worker.model
                 return
             if worker.num_layers != self._card.num_layers or worker.boot != boot:
                 self._count("garbage entry")
@@ -111,11 +147,17 @@ class Members:
         except BusError:
             return
         present = {e.key.removeprefix(subjects.WORKERS) for e in entries}
+        self._others = {boot: model for boot, model in self._others.items() if boot in present}
         gone = [boot for boot in self._workers if boot not in present]
         for boot in gone:
             del self._workers[boot]
         if gone:
             self._tell_workers()
+
+    def gone(self, any_other: bool) -> bool:
+        """Whether no worker has this model, but some have another of its name, or any other."""
+        others = set(self._others.values())
+        return not self._workers and (bool(others) if any_other else self._card.name in others)
 
     def _tell_workers(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -19,7 +19,7 @@ from batcher.core import Effect, Event, Interrupted
 from batcher.fetcher import Fetcher
 from batcher.formation import CloseLinks, FormStage, PipelineLost, Stood, WorkersSeen, WriteEpoch
 from batcher.kvstore_client import KvstoreClient, Pool
-from batcher.members import Members, await_card
+from batcher.members import Members, ModelGone, await_card
 from batcher.meters import families
 from batcher.outbox import BEAT_S, Outbox
 from batcher.records import Records
@@ -372,6 +372,11 @@ class Batcher:
             await self._put_entry()
             await asyncio.sleep(subjects.REGISTRY_REFRESH_S)
             await self._members.review()
+            chosen = (
+                not self._config.model and not self._core.formation.epoch
+            )  # by what was there at the start
+            if not len(self._core.ownership) and self._members.gone(any_other=chosen):
+                raise ModelGone(f"nobody serves this {self._card.name} any more, and others another model")
 
     async def _put_entry(self) -> None:
         core = self._core
