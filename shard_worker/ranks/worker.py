@@ -22,6 +22,7 @@ from shard_worker.ranks.leader import Followers, RankLost
 from shard_worker.ranks.processes import RankProcesses
 
 END_GRACE_S = 5.0
+LEAVE_S = 1.0  # for a follower that has lost its leader to say how it ends
 END_WITHIN_S = 10.0  # of who has lost another rank
 
 
@@ -121,7 +122,7 @@ class FollowerService:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         failed: list[BaseException] = []
-        self._follower.when_lost(lambda: end_within(END_WITHIN_S))
+        self._follower.when_lost(lambda: self._lost(loop))
 
         def follow() -> None:
             try:
@@ -138,6 +139,11 @@ class FollowerService:
         if failed:
             raise failed[0]
 
+    def _lost(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The thread that follows may be where nothing wakes it: in the making of connections."""
+        end_within(END_WITHIN_S)
+        _call(loop, lambda: loop.call_later(LEAVE_S, self._ended.set))
+
     async def drain(self) -> None:
         """It is the leader who drains: until it goes it needs all its ranks."""
         if self._follower.joined:
@@ -153,7 +159,11 @@ def end_within(seconds: float) -> None:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    _call(loop, event.set)
+
+
+def _call(loop: asyncio.AbstractEventLoop, do: Callable[[], object]) -> None:
     try:
-        loop.call_soon_threadsafe(event.set)
+        loop.call_soon_threadsafe(do)
     except RuntimeError:  # the loop is closed: nobody waits
         pass

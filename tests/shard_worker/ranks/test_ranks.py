@@ -1,9 +1,11 @@
 """A stage of several ranks behaves as one worker's: its pool, pages, refusals, and how it ends."""
 
+import asyncio
 import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,13 @@ from shard_worker.model.stage import NO_BYTES
 from shard_worker.probe import ProbeRow, probe_inputs
 from shard_worker.ranks.collective import GroupCollective
 from shard_worker.ranks.executor import RankExecutor
+from shard_worker.ranks.follower import Follower
 from shard_worker.ranks.frames import Frames, Kind, PeerLost
 from shard_worker.ranks.leader import RankLost
 from shard_worker.ranks.pages import LAYOUT_LEN_MAX, RanksPages
 from shard_worker.ranks.stage import RankStage
-from shard_worker.ranks.words import Answer, BadWord, Hello, pack, pack_step, parse, parse_step
-from shard_worker.ranks.worker import end_within
+from shard_worker.ranks.words import Answer, BadWord, Hello, Welcome, pack, pack_step, parse, parse_step
+from shard_worker.ranks.worker import END_WITHIN_S, FollowerService, end_within
 from shard_worker.torch_executor import EngineConfig
 from tests.shard_worker import tiny_models
 from tests.shard_worker.driver import Driver, Sequence
@@ -360,16 +363,42 @@ def test_who_waits_in_a_sum_for_a_silent_leader_ends(folder: Path, monkeypatch: 
         assert not made.threads[0].is_alive() and lost.is_set() and not made.failures
 
 
-def test_a_limit_to_the_end_is_not_put_off() -> None:
+@pytest.fixture
+def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    try:
-        for seconds in (60.0, 120.0):
-            end_within(seconds)
-        left, again = signal.getitimer(signal.ITIMER_REAL)
-        assert 0 < left <= 60.0 and not again
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def test_a_limit_to_the_end_is_not_put_off(alarm: None) -> None:
+    for seconds in (60.0, 120.0):
+        end_within(seconds)
+    left, again = signal.getitimer(signal.ITIMER_REAL)
+    assert 0 < left <= 60.0 and not again
+
+
+def test_who_loses_the_leader_while_ranks_meet_does_not_wait_for_them(alarm: None, folder: Path) -> None:
+    """The door of the store is open, and nobody is there: who knocks would wait for a minute."""
+    door, store = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    host, port = door.getsockname()
+    service = FollowerService(Follower(RankExecutor(config(folder), 1, 2), f"{host}:{port}", 0.5, PATIENCE_S))
+
+    def lead() -> None:
+        for _ in range(2):
+            frames = Frames(door.accept()[0], PATIENCE_S)
+            assert frames.receive()[0] is Kind.HELLO
+            frames.send(Kind.WELCOME, pack(Welcome(store.getsockname()[1], "")))
+            kept.append(frames)
+
+    kept: list[Frames | socket.socket] = [door, store]
+    leading = threading.Thread(target=lead, daemon=True)
+    leading.start()
+    asyncio.run(asyncio.wait_for(service.run(), PATIENCE_S / 3))
+    assert not service.ready and 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= END_WITHIN_S
+    leading.join()
+    for open_one in kept:
+        open_one.close()
 
 
 @pytest.mark.parametrize(
