@@ -20,6 +20,7 @@ from chassis.ids import BootId
 from chassis.insist import insist
 from chassis.messages import BadMessage, cache
 from chassis.messages import kvstore as messages
+from chassis.messages.addresses import names_no_host
 from chassis.messages.kvstore import TraceRef
 from chassis.messages.registry import KvstoreEntry, build_kvstore
 from chassis.metrics import Family
@@ -67,6 +68,8 @@ class KvStore:
         try:
             async with asyncio.TaskGroup() as group:
                 address = self._config.advertise_address or server.address
+                if names_no_host(address):
+                    log.warning("batchers can't dial this from another host", address=address)
                 self._registering = group.create_task(self._register(address), name="register")
                 listening = group.create_task(self._listen(), name="listen")
                 moving = group.create_task(self.tiers.run(), name="tiers")

@@ -15,7 +15,7 @@ from chassis.memory_rpc import MemoryRpc, MemoryRpcNetwork
 from chassis.messages import forming
 from chassis.messages import pipeline as p
 from chassis.messages import step_result as r
-from chassis.messages.addresses import advertised
+from chassis.messages.addresses import advertised, names_no_host
 from chassis.messages.card import card_digest
 from chassis.messages.registry import WorkerEntry, parse_model, parse_worker
 from chassis.messages.request import Sampling
@@ -557,3 +557,8 @@ def test_a_worker_outlives_the_bus() -> None:
 )
 def test_advertised_addresses(address: str, host: str, expected: str) -> None:
     assert advertised(address, host) == expected
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:77", "unix://@s tcp://[::]:77", "0.0.0.0:77", "[::]:77"])
+def test_addresses_that_mean_whoever_dials_them(address: str) -> None:
+    assert names_no_host(address) and not names_no_host(advertised(address, "h1"))
