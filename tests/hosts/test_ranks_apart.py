@@ -86,12 +86,16 @@ def lines(sequences: list[Sequence]) -> str:
     return "".join(json.dumps(one) + "\n" for one in known)
 
 
-@pytest.mark.parametrize("silent", ["follower", pytest.param("leader", marks=pytest.mark.slow)])
+WAYS = ["follower", *(pytest.param(way, marks=pytest.mark.slow) for way in ("leader", "to", "from"))]
+
+
+@pytest.mark.parametrize("silent", WAYS)
 def test_a_silent_host_of_one_rank_is_a_dead_stage(
     three: Lab, folder: Path, tmp_path: Path, silent: str, record_property: Callable[[str, object], None]
 ) -> None:
+    """The follower's host, or the leader's; or only what is said to, or from, the follower's."""
     first, second, third = three.hosts
-    led_from, followed_from = (first, second) if silent == "follower" else (second, first)
+    led_from, followed_from = (second, first) if silent == "leader" else (first, second)
     meet_at = f"{led_from.address}:7100"
     with ExitStack() as stack:
         made = Rig(three, folder, tmp_path, stack)
@@ -107,7 +111,13 @@ def test_a_silent_host_of_one_rank_is_a_dead_stage(
         clients = made.start(first, "tests.hosts.asking_known", "127.0.0.1:50051", known)
         made.rank(third)  # the spare: it starts its other rank itself
         clients.wait_for("begun")
-        three.cut(second)
+        match silent:
+            case "to":
+                three.cut_way(first, second)
+            case "from":
+                three.cut_way(second, first)
+            case _:
+                three.cut(second)
         cut_at = time.monotonic()
         ends = [(rank.wait(BOUND_S), round(time.monotonic() - cut_at, 2)) for rank in ranks]
         record_property(f"ends.{silent}", ends)

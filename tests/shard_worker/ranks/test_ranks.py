@@ -378,27 +378,38 @@ def test_a_limit_to_the_end_is_not_put_off(alarm: None) -> None:
     assert 0 < left <= 60.0 and not again
 
 
-def test_who_loses_the_leader_while_ranks_meet_does_not_wait_for_them(alarm: None, folder: Path) -> None:
-    """The door of the store is open, and nobody is there: who knocks would wait for a minute."""
-    door, store = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+def test_who_loses_the_leader_while_ranks_meet_does_not_wait_for_them(
+    alarm: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing wakes who makes a connection to a host that is gone."""
+    gone = threading.Event()
+
+    def nowhere(*_: object) -> None:
+        assert gone.wait(PATIENCE_S)
+        raise RuntimeError("no store there")
+
+    monkeypatch.setattr("shard_worker.ranks.follower.meeting_point", nowhere)
+    door = socket.create_server(("127.0.0.1", 0))
     host, port = door.getsockname()
-    service = FollowerService(Follower(RankExecutor(config(folder), 1, 2), f"{host}:{port}", 0.5, PATIENCE_S))
+    kept: list[Frames] = []
 
     def lead() -> None:
         for _ in range(2):
-            frames = Frames(door.accept()[0], PATIENCE_S)
-            assert frames.receive()[0] is Kind.HELLO
-            frames.send(Kind.WELCOME, pack(Welcome(store.getsockname()[1], "")))
-            kept.append(frames)
+            kept.append(Frames(door.accept()[0], PATIENCE_S))
+            assert kept[-1].receive()[0] is Kind.HELLO
+            kept[-1].send(Kind.WELCOME, pack(Welcome(1, "")))
 
-    kept: list[Frames | socket.socket] = [door, store]
     leading = threading.Thread(target=lead, daemon=True)
     leading.start()
-    asyncio.run(asyncio.wait_for(service.run(), PATIENCE_S / 3))
+    follower = Follower(RankExecutor(config(folder), 1, 2), f"{host}:{port}", 0.5, PATIENCE_S)
+    service = FollowerService(follower)
+    asyncio.run(asyncio.wait_for(service.run(), PATIENCE_S / 2))
     assert not service.ready and 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= END_WITHIN_S
-    leading.join()
-    for open_one in kept:
-        open_one.close()
+    gone.set()
+    leading.join(PATIENCE_S)
+    for frames in kept:
+        frames.close()
+    door.close()
 
 
 @pytest.mark.parametrize(
