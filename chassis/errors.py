@@ -3,6 +3,7 @@
 Ours are assertions; the user's are `Status`, raised only where requests enter.
 """
 
+import traceback
 from enum import Enum
 
 
@@ -88,3 +89,9 @@ class Status(Exception):
         self.code = code
         self.message = message
         self.retry_ms = retry_ms
+
+
+def let_go(errors: BaseExceptionGroup[BaseException]) -> None:
+    """Of what a task group raised, once it is handled: the group's own frame refers to it (Python before
+    3.13), so that all that its tasks held would stay until a whole collection, which services never make."""
+    traceback.clear_frames(errors.__traceback__)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from chassis import log
-from chassis.errors import LinkClosed
+from chassis.errors import LinkClosed, let_go
 from chassis.ids import BootId
 from chassis.messages import BadMessage
 from chassis.messages.forming import Form
@@ -232,12 +232,14 @@ class _Served:
                 group.create_task(self._receive(), name="tier receive")
                 group.create_task(self._end_writes(), name="tier writes")
                 group.create_task(self._serve_saves(), name="tier saves")
-        except* LinkClosed:
-            pass
+        except* LinkClosed as errors:
+            let_go(errors)
         except* BadMessage as errors:
             log.warning("tier link said something bad", error=str(errors.exceptions[0]))
+            let_go(errors)
         except* Exception as errors:  # the device's: the link goes, the worker lives
             log.exception("tier link failed", errors)
+            let_go(errors)
         finally:
             self.close()
 

@@ -1,6 +1,8 @@
 """A plain kvstore over real links: contents leave a stage and come back, and nobody writes who may not."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -362,5 +364,30 @@ def test_steps_go_on_while_blocks_are_saved() -> None:
             if isinstance(message, TierDone):
                 ended.append(message.call)
         assert ended == calls
+
+    run(body)
+
+
+def test_a_link_that_is_gone_leaves_nothing_behind() -> None:
+    """Each epoch that ends closes some, and a service practically never looks for what refers to itself."""
+
+    async def body(world: World) -> None:
+        worker = world.start("w0")
+        entry = await world.registered(worker)
+        batcher = await Batcher(world).form(1, [entry])
+        await batcher.stand()
+        gc.collect()
+        gc.disable()
+        try:
+            for boot in ("kv", "other"):
+                tier = await Tier.dial(world, entry, 1, boot)
+                await tier.stage()
+                (served,) = map(weakref.ref, worker._tiers._links)
+                tier.link.close()
+                await asyncio.sleep(1)
+                assert not worker._tiers._links and served() is None
+        finally:
+            gc.enable()
+        batcher.close()
 
     run(body)
