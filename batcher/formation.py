@@ -14,6 +14,7 @@ from itertools import pairwise
 from batcher.arrangement import Stage as Stage
 from batcher.arrangement import arrange, gain
 from batcher.arrangement import split_layers as split_layers
+from batcher.pool_memory import Writer, pool_generation
 from batcher.rebalance import Rebalance
 from chassis.ids import BootId, Epoch
 from chassis.messages.registry import WorkerEntry
@@ -55,6 +56,7 @@ class StageFormed:
     blamed: BootId | None = None
     next_away: bool = False
     prior_epoch: Epoch = Epoch(0)  # whose steps the worker's KV memory saw last; 0: none
+    prior_attachment: int = 0  # to kvstore, the newest that the worker heard of in it; 0: of none
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Stood:
     num_blocks: int
     intact: bool = False  # no other batcher had any of the workers since we stood last
     prior_epoch: Epoch = Epoch(0)  # the one that all workers stood in before; 0: none, or they differ
+    prior_attachment: int = 0  # the newest that one of them heard of in it; 0: of none
 
 
 FormationEffect = WriteEpoch | FormStage | CloseLinks | Stood
@@ -131,12 +134,6 @@ class FormationConfig:
     call_timeout_s: float = 30.0  # a worker may have to load its layers first
 
 
-def pool_generation(stamps: tuple[str, ...], ranges: tuple[tuple[int, int], ...]) -> str:
-    """Names the memory behind a pool's block ids: it changes whenever any of it is allocated anew."""
-    parts = [f"{len(s)}:{s}:{first}:{end};" for s, (first, end) in zip(stamps, ranges, strict=True)]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
 def _pair(one: Stage, other: Stage) -> tuple[str, str]:
     a, b = sorted((one.worker.boot, other.worker.boot))
     return a, b
@@ -162,7 +159,7 @@ class Formation:
         self._stamps: list[str] = []
         self._num_blocks = 0
         self._intact = False
-        self._prior = Epoch(0)
+        self._prior = Writer()
         self._fixed: dict[Epoch, None] = {}  # our own epochs, the newest last
         self._call = 0
         self._failures = 0
@@ -281,8 +278,8 @@ class Formation:
         self._num_blocks = min(self._num_blocks or event.num_blocks, event.num_blocks)
         self._stamps.append(event.kv_stamp)
         self._intact &= event.prior_epoch in self._fixed
-        same = len(self._stamps) == 1 or event.prior_epoch == self._prior
-        self._prior = event.prior_epoch if same else Epoch(0)
+        said = Writer(event.prior_epoch, event.prior_attachment)
+        self._prior = said if len(self._stamps) == 1 else self._prior.joined(said)
         if len(self._stamps) < len(self._stages):
             return [self._form_next(event.now)]
         self.state = State.STANDING
@@ -297,7 +294,7 @@ class Formation:
         ranges = tuple((s.first_layer, s.end_layer) for s in self._stages)
         generation = pool_generation(stamps, ranges)
         blocks = self._num_blocks
-        return [Stood(self.epoch, self._stages, generation, stamps, blocks, self._intact, self._prior)]
+        return [Stood(self.epoch, self._stages, generation, stamps, blocks, self._intact, *self._prior)]
 
     def _lost(self, event: PipelineLost) -> list[FormationEffect]:
         if event.epoch != self.epoch or self.state not in (State.STANDING, State.FORMING):

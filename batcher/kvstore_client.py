@@ -50,6 +50,7 @@ class Pool:
     namespace: str
     intact: bool = False  # no other batcher had it since we did
     prior_epoch: Epoch = Epoch(0)  # in which its workers stood before; 0: not known
+    prior_attachment: int = 0  # the newest that they heard of in it; 0: of none
     stages: tuple[StageAddress, ...] = ()  # in order: where a kvstore with tiers finds blocks' contents
 
 
@@ -213,11 +214,14 @@ class KvstoreClient:
 
     def _prior(self, pool: Pool, alone: bool) -> tuple[Epoch, int]:
         """The attach under which the memory was last written. Another batcher may have moved between kvstores
-        within its epoch, and only it knew: so its epoch says enough only where there is one.
+        within its epoch: its workers heard of it. Who heard of none may have been older than that message, so
+        its epoch says enough only where there is one kvstore.
         """
         last = self._last
         if last is not None and (last.pool.epoch == pool.epoch or pool.intact):
             return last.pool.epoch, last.number
+        if pool.prior_attachment:
+            return pool.prior_epoch, pool.prior_attachment
         return (pool.prior_epoch, 0) if alone else (Epoch(0), 0)
 
     async def _match(self, effect: MatchBlocks, traces: tuple[TraceRef, ...]) -> BlocksMatched:

@@ -166,8 +166,14 @@ class Ring:
                 cause=reply.refusal.value,
                 next_away=away and want.index + 1 < len(want.stages),
             )
-        prior = reply.prior_epoch
-        return StageFormed(loop.time(), want.call, reply.kv_stamp, reply.num_blocks, prior_epoch=prior)
+        return StageFormed(
+            loop.time(),
+            want.call,
+            reply.kv_stamp,
+            reply.num_blocks,
+            prior_epoch=reply.prior_epoch,
+            prior_attachment=reply.prior_attachment,
+        )
 
     async def _reach(self, epoch: Epoch, worker: WorkerEntry) -> Link:
         hello = build_hello(Hello(epoch, BATCHER_STAGE, self._boot, LinkKind.CONTROL))

@@ -328,6 +328,7 @@ class Batcher:
                 epoch=effect.epoch,
                 intact=effect.intact,
                 prior_epoch=effect.prior_epoch,
+                prior_attachment=effect.prior_attachment,
                 worker_stamps=effect.stamps,
                 num_blocks=effect.num_blocks,
                 block_size_tokens=self._config.block_size_tokens,

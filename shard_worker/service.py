@@ -175,7 +175,7 @@ class ShardWorker:
             case ev.Answer():
                 answer = self._answers.pop(effect.call, None)
                 if answer is not None and not answer.done():
-                    answer.set_result(effect.formed)
+                    answer.set_result(self._tiers.with_prior(effect.formed))
             case ev.Stood():
                 self._stand(effect)
             case ev.Broke():

@@ -37,9 +37,10 @@ class Fence:
     def __init__(self) -> None:
         self.epoch = Epoch(0)  # 0: none stands
         self.attachment = 0
+        self.prior_attachment = 0  # the newest of the epoch that stood before
 
     def stand(self, epoch: Epoch) -> None:
-        self.epoch, self.attachment = epoch, 0
+        self.epoch, self.prior_attachment, self.attachment = epoch, self.attachment, 0
 
     def end(self) -> None:
         self.epoch = Epoch(0)

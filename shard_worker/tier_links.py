@@ -11,7 +11,7 @@ the time, loads what they need.
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from chassis import log
 from chassis.errors import LinkClosed, let_go
 from chassis.ids import BootId
 from chassis.messages import BadMessage
-from chassis.messages.forming import Form
+from chassis.messages.forming import Form, Formed
 from chassis.messages.pipeline import Hello
 from chassis.messages.tier import (
     LoadBlocks,
@@ -93,15 +93,21 @@ class TierLinks:
         """The newest that is known; only the loop changes it."""
         return self._fence.attachment
 
+    def with_prior(self, formed: Formed) -> Formed:
+        """And as of which attach the KV memory is."""
+        if formed.refusal is not None:
+            return formed
+        return replace(formed, prior_attachment=self._fence.prior_attachment)
+
     def stand(self, form: Form, num_blocks: int, stamps: Stamps | None) -> None:
+        with self._lock:
+            self._fence.stand(form.epoch)
         pages = self._executor.pages
         if pages is None:
             return
         layers = range(form.first_layer, form.end_layer)
         stage = TierStage(form.epoch, layers, pages.form.layout, pages.form.page_bytes)
         self._stage = _Stage(stage, num_blocks, form.block_size_tokens, stamps)
-        with self._lock:
-            self._fence.stand(form.epoch)
 
     def end(self) -> None:
         """Nothing of the epoch is read or written any more."""

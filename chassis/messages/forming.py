@@ -45,6 +45,9 @@ class Formed:
     num_blocks: int = 0
     error: str = ""
     prior_epoch: Epoch = Epoch(0)  # stood here before, and may have written the KV memory; 0: none
+    prior_attachment: int = (
+        0  # to kvstore, the newest named in that epoch; 0: none was, or the worker is older
+    )
 
 
 FormAsk = pb.FormRequest  # what travels; `parse_form` and `build_formed` know what is in them
@@ -100,14 +103,21 @@ def build_formed(formed: Formed) -> pb.FormReply:
         num_blocks=formed.num_blocks,
         error=formed.error,
         prior_epoch=formed.prior_epoch,
+        prior_attachment=formed.prior_attachment,
     )
 
 
 def parse_formed(m: pb.FormReply) -> Formed:
     if m.formed:
         check(bool(m.kv_stamp) and m.num_blocks > 0, "formed: kv_stamp and num_blocks")
-        prior = Epoch(m.prior_epoch)
-        return Formed(None, Epoch(m.last_epoch), m.kv_stamp, m.num_blocks, prior_epoch=prior)
+        return Formed(
+            None,
+            Epoch(m.last_epoch),
+            m.kv_stamp,
+            m.num_blocks,
+            prior_epoch=Epoch(m.prior_epoch),
+            prior_attachment=m.prior_attachment,
+        )
     try:
         refusal = FormRefusal(m.refusal)
     except ValueError:

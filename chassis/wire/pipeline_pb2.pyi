@@ -184,7 +184,7 @@ class FormRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., batcher_boot: _Optional[str] = ..., model_digest: _Optional[str] = ..., stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., next_address: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., slots_max: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., next_more_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FormReply(_message.Message):
-    __slots__ = ("formed", "refusal", "last_epoch", "kv_stamp", "num_blocks", "error", "prior_epoch")
+    __slots__ = ("formed", "refusal", "last_epoch", "kv_stamp", "num_blocks", "error", "prior_epoch", "prior_attachment")
     FORMED_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +192,7 @@ class FormReply(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PRIOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     formed: bool
     refusal: str
     last_epoch: int
@@ -199,7 +200,8 @@ class FormReply(_message.Message):
     num_blocks: int
     error: str
     prior_epoch: int
-    def __init__(self, formed: _Optional[bool] = ..., refusal: _Optional[str] = ..., last_epoch: _Optional[int] = ..., kv_stamp: _Optional[str] = ..., num_blocks: _Optional[int] = ..., error: _Optional[str] = ..., prior_epoch: _Optional[int] = ...) -> None: ...
+    prior_attachment: int
+    def __init__(self, formed: _Optional[bool] = ..., refusal: _Optional[str] = ..., last_epoch: _Optional[int] = ..., kv_stamp: _Optional[str] = ..., num_blocks: _Optional[int] = ..., error: _Optional[str] = ..., prior_epoch: _Optional[int] = ..., prior_attachment: _Optional[int] = ...) -> None: ...
 
 class WorkerEntry(_message.Message):
     __slots__ = ("boot", "model", "model_digest", "rpc_address", "transport_address", "last_epoch", "free", "preferred_stage", "num_layers", "head_cost_layers", "loaded_first", "loaded_end", "wish_first", "wish_end", "more_addresses", "layer_us", "layers_max", "head_layers")

@@ -16,9 +16,9 @@ from batcher.formation import (
     Stood,
     WorkersSeen,
     WriteEpoch,
-    pool_generation,
     split_layers,
 )
+from batcher.pool_memory import pool_generation
 from batcher.rebalance import EVERY_S, SETTLE_S
 from chassis.ids import BootId, Epoch
 from chassis.messages.registry import WorkerEntry
@@ -212,10 +212,28 @@ def test_workers_that_stood_in_different_epochs_have_no_prior_one() -> None:
     assert isinstance(write, WriteEpoch)
     [first] = f.handle(EpochWritten(0.0, write.call, Epoch(9)))
     assert isinstance(first, FormStage)
-    [second] = f.handle(StageFormed(0.0, first.call, "a.1", 10, prior_epoch=Epoch(7)))
+    formed = StageFormed(0.0, first.call, "a.1", 10, prior_epoch=Epoch(7), prior_attachment=4)
+    [second] = f.handle(formed)
     assert isinstance(second, FormStage)
     [stood] = f.handle(StageFormed(0.0, second.call, "b.1", 10, prior_epoch=Epoch(8)))
-    assert isinstance(stood, Stood) and stood.prior_epoch == 0
+    assert isinstance(stood, Stood) and (stood.prior_epoch, stood.prior_attachment) == (0, 0)
+
+
+@pytest.mark.parametrize("said", [(3, 5), (5, 3), (0, 5)])
+def test_a_memory_is_as_of_the_newest_attach_that_a_worker_heard_of(said: tuple[int, int]) -> None:
+    """A stage that a step did not reach yet knows less."""
+    f = formation()
+    [write] = f.handle(WorkersSeen(0.0, ((worker("a"), 1), (worker("b"), 2))))
+    assert isinstance(write, WriteEpoch)
+    [asked] = f.handle(EpochWritten(0.0, write.call, Epoch(9)))
+    for boot, attachment in zip("ab", said, strict=True):
+        assert isinstance(asked, FormStage)
+        formed = StageFormed(
+            0.0, asked.call, f"{boot}.1", 10, prior_epoch=Epoch(7), prior_attachment=attachment
+        )
+        [asked] = f.handle(formed)
+    assert isinstance(asked, Stood)
+    assert (asked.prior_epoch, asked.prior_attachment) == (7, 5)
 
 
 def test_a_neighbour_blamed_for_the_dead_is_taken_again_at_once() -> None:

@@ -338,6 +338,51 @@ def test_a_cache_is_not_trusted_after_another_batcher_was_elsewhere() -> None:
     on_world(case)
 
 
+def test_a_cache_is_not_trusted_after_its_batcher_moved_on_and_died_with_where_it_went() -> None:
+    """Its workers know under which attach they wrote last: not under the one that is left to ask."""
+
+    async def case(world: World) -> None:
+        await world.start(OWNER)
+        first = await world.client()
+        first.open(POOL)
+        await world.attach(first)
+        await world.cache_a(first)
+        await world.start(NEXT)
+        world.network.partition("batcher", OWNER)
+        assert (await world.match(first, (A,))).failed
+        assert not (await world.attach(first)).failed  # at the other one, within the epoch
+        await world.cache_a(first)
+        heard = first.attachment
+        await world.kill(NEXT)
+        await asyncio.sleep(subjects.REGISTRY_TTL_S + 1)
+        second = await world.client("second")
+        second.open(replace(POOL, epoch=Epoch(6), prior_epoch=POOL.epoch, prior_attachment=heard))
+        attached = await world.attach(second)
+        assert (attached.failed, attached.cached) == (False, 0)
+
+    on_world(case)
+
+
+def test_a_new_batcher_finds_the_cache_among_several_kvstores() -> None:
+    """It is told as of which attach the memory is, so it need not guess where that was."""
+
+    async def case(world: World) -> None:
+        await world.start(OWNER)
+        await world.start(NEXT)
+        first = await world.client()
+        first.open(POOL)
+        await world.attach(first)
+        await world.cache_a(first)
+        second = await world.client("second")
+        known = replace(POOL, epoch=Epoch(6), prior_epoch=POOL.epoch, prior_attachment=first.attachment)
+        second.open(known)
+        world.calls = 50
+        assert (await world.attach(second)).cached == 1
+        assert len((await world.match(second, (A,))).blocks[0]) == 1
+
+    on_world(case)
+
+
 def test_a_cache_is_kept_over_epochs_of_ones_own_and_lost_answers() -> None:
     async def case(world: World) -> None:
         await world.start("one")

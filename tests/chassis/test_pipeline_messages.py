@@ -176,7 +176,7 @@ def test_bad_form(field: str, value: object) -> None:
 
 
 def test_formed_round_trip() -> None:
-    yes = forming.Formed(None, Epoch(4), "w.1", 99, prior_epoch=Epoch(3))
+    yes = forming.Formed(None, Epoch(4), "w.1", 99, prior_epoch=Epoch(3), prior_attachment=12)
     no = forming.Formed(forming.FormRefusal.IN_USE, Epoch(9), error="busy")
     assert forming.parse_formed(forming.build_formed(yes)) == yes
     assert forming.parse_formed(forming.build_formed(no)) == no

@@ -58,7 +58,9 @@ def test_the_fence_only_rises_within_an_epoch() -> None:
     fence.end()
     assert fence.refusal(load(1, 0)) == OLD_EPOCH
     fence.stand(Epoch(6))
-    assert fence.attachment == 0
+    assert (fence.attachment, fence.prior_attachment) == (0, 3)
+    fence.stand(Epoch(7))
+    assert fence.prior_attachment == 0
 
 
 def test_calls_are_numbered_bounded_and_of_this_pool() -> None:

@@ -310,6 +310,29 @@ class Held:
                 future.set_result(found)
 
 
+@everywhere
+def test_the_next_batcher_is_told_as_of_which_attach_the_memory_is(sockets: bool) -> None:
+    """By steps and by calls of kvstores; of the epoch before alone."""
+
+    async def body(world: World) -> None:
+        batcher, (entry,) = await pipeline(world, 1)
+        assert batcher.replies[0].prior_attachment == 0
+        await prefill(batcher, TABLE, attachment=4)
+        await prefill(batcher, TABLE, attachment=2)
+        for epoch, heard in ((2, 4), (3, 0)):
+            await batcher.form(epoch, [entry])
+            await batcher.stand()
+            assert (batcher.replies[0].prior_epoch, batcher.replies[0].prior_attachment) == (epoch - 1, heard)
+        tier = await Tier.dial(world, entry, 3)
+        await tier.stage()
+        await tier.save(TABLE[:1], epoch=3, attachment=9)
+        await batcher.form(4, [entry])
+        await batcher.stand()
+        assert batcher.replies[0].prior_attachment == 9
+
+    run(body, sockets)
+
+
 @pytest.mark.parametrize("what", ["a newer link", "a step", "another epoch", "a lost link", "nothing"])
 def test_what_was_under_way_is_not_written_once_its_right_has_ended(what: str) -> None:
     async def body(world: World) -> None:
