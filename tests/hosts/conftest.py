@@ -23,3 +23,9 @@ def two(can_have_hosts: None) -> Iterator[Lab]:
 def three(can_have_hosts: None) -> Iterator[Lab]:
     with Lab(3) as lab:
         yield lab
+
+
+@pytest.fixture
+def four(can_have_hosts: None) -> Iterator[Lab]:
+    with Lab(4) as lab:
+        yield lab

@@ -3,6 +3,7 @@
 All of it ends with the block: asked to, within its time, or it is a failure.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.hosts.lab import ROOT, Host, Lab
+from tests.shard_worker.driver import Sequence as Known
 from tests.sim.clients import NUM_LAYERS
 
 PATIENCE_S = 60.0
@@ -33,6 +35,15 @@ def until(holds: Callable[[], bool], what: Callable[[], str], timeout_s: float =
     while not holds():
         assert time.monotonic() < give_up_at, f"not within {timeout_s:g} s: {what()}"
         time.sleep(0.02)
+
+
+def lines_of(answered: Sequence[Known]) -> str:
+    """As `tests.hosts.asking_known` reads them."""
+    known = (
+        {"prompt": k.prompt, "temperature": k.temperature, "seed": k.seed, "output": k.output}
+        for k in answered
+    )
+    return "".join(json.dumps(one) + "\n" for one in known)
 
 
 class Started:
@@ -80,12 +91,13 @@ class Started:
 
 
 class HostsRig:
-    """`with HostsRig(lab, folder) as rig`: the fake model; the first host has all but stages."""
+    """`with HostsRig(lab, folder) as rig`: the first host has all but stages."""
 
-    def __init__(self, lab: Lab, folder: Path, stages: int = 2) -> None:
+    def __init__(self, lab: Lab, folder: Path, stages: int = 2, model: str = "fake") -> None:
         self.lab = lab
         self.folder = folder
         self._stages = stages
+        self._model = model
         self._stack = ExitStack()
         self._count = 0
         self.started: dict[int, Started] = {}  # by host, what was started there last
@@ -96,7 +108,7 @@ class HostsRig:
         try:
             up = self.shoal(
                 first, "up", "--listen", first.address, "--workers", "0", "--stages", str(self._stages),
-                "--model", "fake", "--config", self.folder / "shoal.toml",
+                "--model", self._model, "--config", self.folder / "shoal.toml",
             )  # fmt: skip
             up.wait_for("others join")
             for host in others:
@@ -128,17 +140,24 @@ class HostsRig:
         return started
 
     def join(self, host: Host, *words: str | Path) -> Started:
-        config = ("--model", "fake", "--config", self.folder / "shoal.toml")
+        config = ("--model", self._model, "--config", self.folder / "shoal.toml")
         return self.shoal(host, "join", self.bus, "--role", "worker", *config, *words)
 
     def asking(
         self, seed: int, output_len: int = 60, count: int = 8, address: str = "127.0.0.1:50051"
     ) -> Started:
-        """Clients on the first host."""
+        """Clients of the fake model on the first host."""
+        return self._clients("tests.hosts.asking", address, seed, count, output_len)
+
+    def asking_known(self, known: Path, address: str = "127.0.0.1:50051") -> Started:
+        """Clients on the first host of what `known` has the answers to (`tests.hosts.asking_known`)."""
+        return self._clients("tests.hosts.asking_known", address, known)
+
+    def _clients(self, *words: object) -> Started:
         self._count += 1
-        words = (sys.executable, "-m", "tests.hosts.asking", address, seed, count, output_len)
         log = self.folder / f"asking.{self._count}.said"
-        started = Started(self.lab.hosts[0], [str(word) for word in words], log, ROOT)
+        argv = (sys.executable, "-m", *map(str, words))
+        started = Started(self.lab.hosts[0], argv, log, ROOT)
         self._stack.callback(started.end)
         return started
 
@@ -152,3 +171,8 @@ class HostsRig:
             if b"shard_worker" in words:
                 return pid
         raise LookupError(f"no worker on {host.name}")
+
+    def serves(self, host: Host) -> bool:
+        """Whether its worker has a stage now, by what it says: it may be a spare."""
+        logs = [path.read_text() for path in (self.folder / f"run{host.number}" / "logs").glob("worker*.log")]
+        return any(log.rfind('"stage stands"') > log.rfind('"epoch ended"') for log in logs)

@@ -4,7 +4,6 @@ All its ranks end within what is promised, those on the silent host too; a spare
 over, and no request fails. The sums that ranks wait in would hold them for a minute.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import pytest
 from shard_worker.ranks.worker import END_WITHIN_S
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from tests.hosts.lab import ROOT, Host, Lab
-from tests.hosts.rig import Started
+from tests.hosts.rig import Started, lines_of
 from tests.shard_worker import tiny_models
 from tests.shard_worker.driver import Driver, Sequence
 
@@ -78,14 +77,6 @@ class Rig:
         return self.start(host, "shard_worker", *model, *where, *silence, *leave, *words)
 
 
-def lines(sequences: list[Sequence]) -> str:
-    known = (
-        {"prompt": s.prompt, "temperature": s.temperature, "seed": s.seed, "output": s.output}
-        for s in sequences
-    )
-    return "".join(json.dumps(one) + "\n" for one in known)
-
-
 WAYS = ["follower", *(pytest.param(way, marks=pytest.mark.slow) for way in ("leader", "to", "from"))]
 
 
@@ -105,7 +96,7 @@ def test_a_silent_host_of_one_rank_is_a_dead_stage(
             made.rank(followed_from, "--rank", "1", "--leader", meet_at),
         ]
         known = tmp_path / "known"
-        known.write_text(lines(expected(folder)))
+        known.write_text(lines_of(expected(folder)))
         up.wait_for("serving gRPC")
         ranks[0].wait_for('"by":"torch.distributed"')
         clients = made.start(first, "tests.hosts.asking_known", "127.0.0.1:50051", known)
