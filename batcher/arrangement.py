@@ -8,6 +8,7 @@ nearly as well stay there: loading them costs more than a little time a step.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from batcher.layer_wishes import wished_split
@@ -187,3 +188,13 @@ def _loaded(workers: Sequence[WorkerEntry], num_layers: int, num_stages: int) ->
                 best[first, left] = max(found, key=lambda f: (f[0], [-e for _, e in f[1]]))
     whole = best.get((0, num_stages))
     return whole[1] if whole is not None and whole[0] else None
+
+
+def pair(one: Stage, other: Stage) -> tuple[str, str]:
+    """Their boots, whichever comes first."""
+    a, b = sorted((one.worker.boot, other.worker.boot))
+    return a, b
+
+
+def neighbours(stages: tuple[Stage, ...]) -> list[tuple[str, str]]:
+    return [pair(one, other) for one, other in pairwise(stages)]

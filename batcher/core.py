@@ -72,6 +72,9 @@ Event = (
 )
 
 LOBBY_S = 0.5
+LET_GO_S = (
+    1.0  # a worker that leaves is held no longer without a request; one that takes its place may come first
+)
 YIELD_S = 1.0  # without a pipeline, while others serve: then they get what is held
 
 
@@ -109,6 +112,7 @@ class Core:
         self.placement = Placement(ownership.boot, scheduler.block_size_tokens)
         self._reform_timeout_s = reform_timeout_s
         self._generation: str | None = None
+        self._let_go_at: float | None = None
         self._give_up_at: float | None = None  # when a lost pipeline's requests are let go
         self._draining = False
         self._stopped: dict[RequestId, Stopped] = {}  # what the scheduler knew of those ownership ends
@@ -155,6 +159,7 @@ class Core:
                 self._owned(self.ownership.handle(event), event.now)
             case _:
                 self._owned(self.ownership.handle(event), event.now)
+        self._let_go(event.now)
         self._settle(event.now)
         self._out.extend(self.placement.asks(self._chain))
         out, self._out = self._out, []
@@ -175,6 +180,7 @@ class Core:
             self.ownership.next_timer(),
             self.scheduler.wake_at(),
             self.placement.wake_at(),
+            self._let_go_at,
             self._give_up_at,
         )
         return min([t for t in times if t is not None], default=None)
@@ -234,6 +240,16 @@ class Core:
             if held and not left and not by_us:  # who drains does not die of a request
                 self._owned(self.ownership.handle(WorkersDied(event.now, held)), event.now)
         self._formation(effects, event.now)
+
+    def _let_go(self, now: float) -> None:
+        """Nobody gains by a worker that leaves and waits for us while nothing is asked."""
+        if not self.formation.someone_leaves or len(self.ownership):
+            self._let_go_at = None
+        elif self._let_go_at is None:
+            self._let_go_at = now + LET_GO_S
+        elif now >= self._let_go_at:
+            self._let_go_at = None
+            self._lost(PipelineLost(now, self.formation.epoch, None, "a worker leaves"), by_us=True)
 
     def _tick(self, event: Tick) -> None:
         now = event.now

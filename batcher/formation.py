@@ -9,10 +9,9 @@ Two that do not reach each other are both innocent: they are not made neighbours
 import hashlib
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 
 from batcher.arrangement import Stage as Stage
-from batcher.arrangement import arrange, gain
+from batcher.arrangement import arrange, gain, neighbours, pair
 from batcher.arrangement import split_layers as split_layers
 from batcher.pool_memory import Writer, pool_generation
 from batcher.rebalance import Rebalance
@@ -134,15 +133,6 @@ class FormationConfig:
     call_timeout_s: float = 30.0  # a worker may have to load its layers first
 
 
-def _pair(one: Stage, other: Stage) -> tuple[str, str]:
-    a, b = sorted((one.worker.boot, other.worker.boot))
-    return a, b
-
-
-def _neighbours(stages: tuple[Stage, ...]) -> list[tuple[str, str]]:
-    return [_pair(one, other) for one, other in pairwise(stages)]
-
-
 class Formation:
     def __init__(self, boot: BootId, config: FormationConfig) -> None:
         self._boot = boot
@@ -151,6 +141,7 @@ class Formation:
         self.epoch = Epoch(0)  # the newest we asked for
         self._workers: dict[str, tuple[WorkerEntry, int]] = {}
         self._shunned: dict[str, int] = {}  # boot -> revision of the entry that failed us
+        self._withdrawn: frozenset[str] = frozenset()
         self._absent: frozenset[str] = frozenset()  # of those shunned, who could not be reached
         self._apart: dict[tuple[str, str], None] = {}  # pairs that did not reach each other, the newest last
         self._suspect: str | None = None  # taken last, since the pipeline that stood was lost
@@ -181,6 +172,7 @@ class Formation:
                     b: r for b, r in self._shunned.items() if b in self._workers and self._workers[b][1] == r
                 }
                 self._absent &= frozenset(self._shunned)
+                self._withdrawn = frozenset(event.withdrawn)
                 self._look_for_others(event)
                 return self._seek(event.now) if self._retry_at is None else []
             case EpochWritten():
@@ -215,6 +207,11 @@ class Formation:
     def someone_left(self) -> bool:
         """Whether a worker of the standing pipeline withdrew its entry: its links close in good order."""
         return any(s.worker.boot not in self._workers for s in self.stages)
+
+    @property
+    def someone_leaves(self) -> bool:
+        """Whether one said that it leaves, and waits until it is let go."""
+        return any(s.worker.boot in self._withdrawn for s in self.stages)
 
     def quicker(self, now: float) -> bool:
         """Whether this pipeline is to be given up for others: much quicker, or for one that leaves."""
@@ -288,8 +285,8 @@ class Formation:
         self._failures = 0
         self._rebalance.stood(event.now - self._began_at)
         self._ours = frozenset(s.worker.boot for s in self._stages)
-        for pair in _neighbours(self._stages):
-            self._apart.pop(pair, None)
+        for both in neighbours(self._stages):
+            self._apart.pop(both, None)
         stamps = tuple(self._stamps)
         ranges = tuple((s.first_layer, s.end_layer) for s in self._stages)
         generation = pool_generation(stamps, ranges)
@@ -338,8 +335,7 @@ class Formation:
         if self.state is not State.STANDING:
             return
         if self.someone_left:
-            leaves = any(s.worker.boot in seen.withdrawn for s in self._stages)
-            if leaves and self._choose() is not None:
+            if self.someone_leaves and self._choose() is not None:
                 self._rebalance.leaves(seen.now)
             return
         ours = {s.worker.boot for s in self._stages}
@@ -351,7 +347,7 @@ class Formation:
         self._rebalance.saw(self._gain, seen.now, 10 * self._jitter())
 
     def _note_apart(self, one: Stage, other: Stage) -> None:
-        self._apart[_pair(one, other)] = None
+        self._apart[pair(one, other)] = None
         if len(self._apart) > APART_MAX:
             del self._apart[next(iter(self._apart))]
 
@@ -376,7 +372,7 @@ class Formation:
     def _joined(self, free: list[WorkerEntry]) -> tuple[Stage, ...] | None:
         """The best choice without neighbours that are apart: a spare takes one's place, else the other's."""
         stages = self._best(free)
-        apart = next((pair for pair in _neighbours(stages or ()) if pair in self._apart), ())
+        apart = next((both for both in neighbours(stages or ()) if both in self._apart), ())
         if not apart:
             return stages
         without = (self._joined([w for w in free if w.boot != boot]) for boot in apart)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from batcher.config import Config
+from batcher.core import LET_GO_S
 from batcher.service import Batcher
 from chassis import subjects
 from chassis.ids import RequestId
@@ -110,6 +111,56 @@ def test_a_worker_that_drains_is_not_counted_as_a_death(who: str) -> None:
                     await asyncio.sleep(0.1)
             assert not world.killed, "it had to be killed"
             assert _deaths(world)[-1] == (0, 0)
+            bus.kill()
+
+    run(main())
+
+
+async def _leave(world: World, who: str) -> float:
+    """Seconds until it has."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await world.nodes[who].drain(within_s=20.0)
+    assert not world.killed, "it had to be killed"
+    return loop.time() - began
+
+
+@pytest.mark.parametrize("who", ["worker0", "worker1"])
+def test_a_worker_without_a_spare_that_serves_nobody_leaves_at_once(who: str) -> None:
+    """It used to wait for its batcher in vain; the pipeline stands again when it comes back."""
+
+    async def main() -> None:
+        async with deployment(num_stages=2) as world:
+            await asyncio.sleep(5)
+            core = world.nodes["batcher"].service._core
+            assert core.standing
+            assert await _leave(world, who) < LET_GO_S + 0.5
+            assert not core.standing
+            world.nodes[who].start()
+            await asyncio.sleep(5)
+            assert core.standing
+
+    run(main())
+
+
+def test_a_worker_without_a_spare_leaves_when_what_runs_has_ended() -> None:
+    """In the epoch it began in, though that takes longer than a pipeline without requests is kept."""
+
+    async def main() -> None:
+        async with deployment(num_stages=2) as world:
+            world.ring.delay_s = lambda a, b: 0.03
+            bus = MemoryBus(world.broker, "client")
+            asked = build_request(request("r1", (1, 2, 3), max_tokens=40))
+            await bus.append(subjects.request("fake", 5, RequestId("r1")), asked)
+            async with asyncio.timeout(90):
+                while not _claims(world):  # noqa: ASYNC110 - virtual time
+                    await asyncio.sleep(0.1)
+                assert LET_GO_S + 2.0 < await _leave(world, "worker0") < 8.0
+            end = await bus.last(subjects.RESULTS, subjects.result(RequestId("r1")))
+            assert end is not None
+            record = parse_record(end.data)
+            assert isinstance(record, Terminal) and record.reason is Reason.LENGTH
+            assert len(_claims(world)) == 1 and record.timings.interrupted_us == 0
             bus.kill()
 
     run(main())

@@ -446,6 +446,7 @@ def test_one_that_leaves_is_replaced_at_once_if_another_is_there() -> None:
     form(f, 0.0, [a, b])
     f.handle(WorkersSeen(5.0, ((b, 1),), withdrawn=("a",)))
     assert f.next_timer() is None, "nobody to take its place: it serves as long as it can"
+    assert f.someone_leaves
     f.handle(WorkersSeen(6.0, ((b, 1), (worker("s"), 1)), withdrawn=("a",)))
     assert f.quicker(6.0) and f.next_timer() == 6.0
 
@@ -454,4 +455,4 @@ def test_one_that_the_registry_lost_is_judged_by_its_link_alone() -> None:
     f = formation()
     form(f, 0.0, [worker("a"), worker("b")])
     f.handle(seen(5.0, worker("b"), worker("s")))
-    assert f.next_timer() is None
+    assert f.next_timer() is None and not f.someone_leaves
