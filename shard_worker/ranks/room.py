@@ -16,7 +16,8 @@ def room_of_share(weights: StageWeights, share: Share, dtype: str, quantize: str
         return Room(0, 0.0)
     layers, head = share_bytes(weights, share, dtype, quantize)
     layer = layers / len(weights.layers)
-    return Room(max(1, int((weights_mb << 20) / layer)), head / layer)
+    # First and last stage are taken to hold as much: half each, so that a stage that is both has room for it.
+    return Room(max(1, int((weights_mb << 20) / layer)), head / 2 / layer)
 
 
 def share_bytes(weights: StageWeights, share: Share, dtype: str, quantize: str) -> tuple[int, int]:

@@ -161,7 +161,7 @@ def test_room_is_reckoned_as_it_is_taken(cut: tuple[Cut, Path], dtype: str) -> N
             assert layers + head == kept_bytes(own, dtype, quantize)
             assert layers == kept_bytes(replace(own, head=None), dtype, quantize)
             assert room_of_share(whole, share, dtype, quantize, 3) == Room(
-                int((3 << 20) * LAYERS / layers), head * LAYERS / layers
+                int((3 << 20) * LAYERS / layers), head / 2 * LAYERS / layers
             )
             assert room_of_share(whole, share, dtype, quantize, 0) == Room(0, 0.0)
 
