@@ -186,6 +186,8 @@ class AsyncClient:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
+        """What is under way ends, and what is asked later: with CANCELLED."""
+        self._lines.closed = True
         for channel in self._lines.channels:
             await channel.close()
 

@@ -187,6 +187,8 @@ class Client:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
+        """What is under way ends, and what is asked later: with CANCELLED."""
+        self._lines.closed = True
         for channel in self._lines.channels:
             channel.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from chassis.wire import gateway_pb2_grpc as pb_grpc
-from shoal.client.errors import InvalidArgument, ShoalError, error_of
+from shoal.client.errors import Cancelled, InvalidArgument, ShoalError, error_of
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 OPTIONS = (
@@ -76,6 +76,7 @@ class Lines:
             self.channels = [plain(address, options=OPTIONS) for address in self.addresses]
         self._stubs = [pb_grpc.InferenceStub(channel) for channel in self.channels]  # type: ignore[no-untyped-call]
         self._now = 0
+        self.closed = False  # before the channels are
 
     def __len__(self) -> int:
         return len(self.addresses)
@@ -85,6 +86,9 @@ class Lines:
         return self._now
 
     def stub(self, index: int) -> Any:
+        """Raises Cancelled: a channel that is closed would raise what is no ShoalError."""
+        if self.closed:
+            raise Cancelled("CANCELLED", "the client is closed")
         return self._stubs[index]
 
     def failed(self, index: int) -> None:

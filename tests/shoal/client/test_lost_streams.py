@@ -13,6 +13,7 @@ import pytest
 from shoal import Accepted, AsyncClient, Client, Delta, Finished, Params, Result, Retry, ShoalError
 from shoal.client import (
     AsyncConversation,
+    Cancelled,
     Conversation,
     DeadlineExceeded,
     InvalidArgument,
@@ -205,11 +206,33 @@ def test_cancel_asks_for_the_end_from_any_thread() -> None:
     with served(gateway) as addresses, Client(addresses) as client:
         with client.generate("hi") as stream:
             assert isinstance(next(stream), Accepted)
-            threading.Timer(0.05, stream.cancel).start()
+            cancelling = threading.Timer(0.05, stream.cancel)
+            cancelling.start()
             events = list(stream)
+        cancelling.join()  # the end may be told before the call is answered
         end = events[-1]
         assert isinstance(end, Finished) and end.reason == "cancelled"
         assert gateway.asked[1].request_id == "r"
+
+
+def test_a_closed_client_says_so() -> None:
+    """Also a call that was under way, instead of trying again."""
+    gateway = FakeGateway()
+    with served(gateway) as addresses, Client(addresses) as client:
+        client.close()
+        for ask in (client.models, lambda: client.cancel("r"), lambda: client.complete("hi")):
+            with pytest.raises(Cancelled, match="the client is closed"):
+                ask()
+
+    async def life(addresses: list[str]) -> None:
+        client = AsyncClient(addresses)
+        await client.close()
+        for ask in (client.models(), client.cancel("r"), client.complete("hi")):
+            with pytest.raises(Cancelled, match="the client is closed"):
+                await ask
+
+    with served(gateway) as addresses:
+        asyncio.run(life(addresses))
 
 
 def test_close_ends_a_read_in_another_thread() -> None:
