@@ -12,6 +12,7 @@ from typing import Any
 from chassis.config import without_user
 from shoal import autoscale_words, model_words
 from shoal.autoscale.policy import Rules
+from shoal.configured import configured
 from shoal.control import Control
 from shoal.fleet import COUNTED, BadCount, wanted_of
 from shoal.joining import check_host, is_guarded
@@ -20,6 +21,7 @@ from shoal.listening import LOOPBACK, NATS_PORT
 from shoal.scaling import Scaling
 
 Say = Callable[[str], None]
+GRPC_PORT, HTTP_PORT = 50051, 8000
 JOIN_TIMEOUT_S = 24 * 3600.0  # for other machines
 
 
@@ -33,10 +35,10 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     for what in ("pipelines", "gateways", "kvstores"):
         parser.add_argument(f"--{what}", type=int, default=1, help="(default: 1)")
     parser.add_argument(
-        "--port", type=int, default=50051, help="of the gateway (default: 50051; 0: a free one)"
+        "--port", type=int, help="of the gateway (default: as configured, 50051; 0: a free one)"
     )
     parser.add_argument(
-        "--http-port", type=int, default=8000, help="of its HTTP (default: 8000; 0: a free one)"
+        "--http-port", type=int, help="of its HTTP (default: as configured, 8000; 0: a free one)"
     )
     _add_hosts(parser)
     autoscale_words.add_words(parser)
@@ -62,19 +64,21 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
 def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
-        default="smollm2",
-        help="GGUF file, Hugging Face folder, name[:version], fake or smollm2 (default)",
+        help="GGUF file, Hugging Face folder, name[:version], fake or smollm2 (default: as configured, it)",
     )
     model_words.add_repository(parser)
     model_words.add_precision(parser)
-    parser.add_argument("--stages", type=int, default=2, help="workers that share the layers (default: 2)")
+    parser.add_argument(
+        "--stages", type=int, help="workers that share the layers (default: as configured, 2)"
+    )
     parser.add_argument("--spares", type=int, default=0, help="workers that wait to replace one (default: 0)")
-    parser.add_argument("--threads", type=int, default=1, help="that each worker computes with (default: 1)")
+    parser.add_argument(
+        "--threads", type=int, help="that each worker computes with (default: as configured, 1)"
+    )
     parser.add_argument(
         "--tensor-parallel",
         type=int,
-        default=1,
-        help="processes that share a worker's layers (default: 1)",
+        help="processes that share a worker's layers (default: as configured, 1)",
     )
     parser.add_argument("--config", type=Path, help="TOML file, a section per service; words here win")
     parser.add_argument("--nats", help="URL of an existing server instead of an own one")
@@ -112,26 +116,32 @@ def hosted(plan: Plan, arguments: argparse.Namespace) -> Plan:
 
 
 def alone_of(arguments: argparse.Namespace) -> Plan:
-    """On loopback."""
+    """On loopback. What no word says is as configured. Raises LaunchError."""
+    file = configured(arguments.config, os.environ)
     return Plan(
-        model=arguments.model,
-        repository=arguments.repository,
+        model=_first(arguments.model, file.model, "smollm2"),
+        repository=_first(arguments.repository, file.repository, None),
         dtype=arguments.dtype,
         quantize=arguments.quantize,
         int8_activations=arguments.int8_activations,
-        stages=arguments.stages,
+        stages=_first(arguments.stages, file.stages, 2),
         spares=arguments.spares,
         pipelines=arguments.pipelines,
         gateways=arguments.gateways,
         kvstores=arguments.kvstores,
-        threads=arguments.threads,
-        tensor_parallel=arguments.tensor_parallel,
+        threads=_first(arguments.threads, file.threads, 1),
+        tensor_parallel=_first(arguments.tensor_parallel, file.tensor_parallel, 1),
         run_dir=arguments.run_dir,
         config=arguments.config,
         nats_url=arguments.nats or os.environ.get("SHOAL_NATS_URL"),
-        port=arguments.port,
-        http_port=arguments.http_port,
+        port=_first(arguments.port, file.port, GRPC_PORT),
+        http_port=_first(arguments.http_port, file.http_port, HTTP_PORT),
     )
+
+
+def _first(*told: Any) -> Any:
+    """What is said by the first that says something."""
+    return next((value for value in told if value is not None), None)
 
 
 async def stay_up(plan: Plan, say: Say, rules: Rules | None = None) -> None:

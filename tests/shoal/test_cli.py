@@ -5,6 +5,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from shoal.client import (
     TopLogprob,
 )
 from shoal.launcher import Plan
+from shoal.plan import LaunchError
 
 GENERATE: list[tuple[list[str], Prompt, Params]] = [
     (["hi"], "hi", Params()),
@@ -80,12 +82,70 @@ def plan_of(*words: str) -> Plan:
     return up_words.plan_of(cli._parser().parse_args(["up", *words]))
 
 
-def test_up_runs_what_its_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+CONFIGURED = """
+[gateway]
+grpc_address = "127.0.0.1:4000"
+http_address = "0.0.0.0:4001"
+[batcher]
+num_stages = 3
+[shard_worker]
+model = "tiny:2"
+repository = "/models"
+threads = 4
+tensor_parallel = 2
+"""
+
+
+def test_what_no_word_says_is_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "shoal.toml"
+    config.write_text(CONFIGURED)
+    told = Plan(
+        "tiny:2",
+        repository=Path("/models"),
+        stages=3,
+        threads=4,
+        tensor_parallel=2,
+        port=4000,
+        http_port=4001,
+        config=config,
+    )
+    assert plan_of("--config", str(config)) == told
+    words = ("--model", "fake", "--stages", "2", "--threads", "1", "--tensor-parallel", "1")
+    ports = ("--port", "0", "--http-port", "0", "--repository", "/r")
+    given = plan_of("--config", str(config), *words, *ports)
+    assert given == Plan("fake", repository=Path("/r"), stages=2, config=config)
+    monkeypatch.setenv("SHOAL_BATCHER_NUM_STAGES", "5")
+    monkeypatch.setenv("SHOAL_SHARD_WORKER_EXECUTOR", "fake")
+    assert plan_of("--config", str(config)) == replace(told, stages=5, model="fake")
+    assert plan_of().stages == 5 and plan_of("--stages", "1").stages == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[batcher]\nnum_stages = true", "[batcher] num_stages in {}: True is no whole number"),
+        ("[shard_worker]\nthreads = 1.5", "[shard_worker] threads in {}: 1.5 is no whole number"),
+        ("[shard_worker]\nmodel = 3", "[shard_worker] model in {}: 3 is no text"),
+        ('[gateway]\ngrpc_address = "nowhere"', "[gateway] grpc_address in {}: 'nowhere' is no host:port"),
+        ("[gateway", "{}: "),
+    ],
+)
+def test_what_is_configured_wrong_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    config = tmp_path / "shoal.toml"
+    config.write_text(text)
+    with pytest.raises(LaunchError) as error:
+        plan_of("--config", str(config))
+    assert complaint.format(config) in str(error.value)
+
+
+def test_up_runs_what_its_flags_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "c.toml"
+    config.touch()
     monkeypatch.delenv("SHOAL_NATS_URL", raising=False)
     assert plan_of() == Plan("smollm2", stages=2, port=50051, http_port=8000)
-    words = ("--model", "a/b", "--stages", "3", "--spares", "1", "--config", "c.toml", "--run-dir", "r")
+    words = ("--model", "a/b", "--stages", "3", "--spares", "1", "--config", str(config), "--run-dir", "r")
     assert plan_of(*words, "--nats", "nats://x:1", "--port", "0", "--http-port", "0") == Plan(
-        "a/b", stages=3, spares=1, config=Path("c.toml"), run_dir=Path("r"), nats_url="nats://x:1"
+        "a/b", stages=3, spares=1, config=config, run_dir=Path("r"), nats_url="nats://x:1"
     )
 
 
