@@ -157,15 +157,20 @@ def test_a_service_whose_launcher_is_gone_does_not_start() -> None:
     assert orjson.loads(done.stderr)["event"] == "the launcher is gone"
 
 
+def tick(loop: asyncio.AbstractEventLoop) -> float:
+    """Seconds until the loop's clock goes on."""
+    start = loop.time()
+    while (now := loop.time()) == start:
+        pass
+    return now - start
+
+
 def test_the_loops_clock_is_finer_than_a_millisecond() -> None:
     """Timings are read from it; uvloop alone rounds them away. Its timers must agree with it."""
 
     async def go() -> None:
         loop = asyncio.get_running_loop()
-        start = loop.time()
-        while loop.time() == start:
-            pass
-        assert loop.time() - start < 0.0005
+        assert min(tick(loop) for _ in range(100)) < 0.0005  # at best: others may have the core for a while
         for _ in range(20):
             due = loop.time() + 0.003
             await Inbox[int](1).drain(until=due)

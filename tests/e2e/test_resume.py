@@ -206,11 +206,13 @@ def test_cancel_of_a_stream_ends_with_what_there_is(shoal: Running) -> None:
             asked = call([4, 4], 1000, resume_window_s=60)
             assert asked.token_ids is not None
             ids: list[int] = []
+            cancels = 0
             async with client.generate(asked.token_ids, params(asked)) as stream:
                 async for event in stream:
                     if isinstance(event, Delta):
                         ids += event.ids
-                        if len(ids) in range(4, 8):
+                        if len(ids) >= 4 and cancels < 4:  # a late reader's deltas are joined
+                            cancels += 1
                             await stream.cancel()
                 assert isinstance(event, Finished) and event.reason == "cancelled"
             assert event.output_tokens == len(ids) < 1000
