@@ -5,6 +5,8 @@ stages, and not at all where the disk lies.
 """
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,29 @@ def test_another_pipeline_has_it_from_disk(runner: asyncio.Runner, tmp_path: Pat
             path.write_bytes(data)
     with running(runner, plan(tmp_path / "three", disk, stages=2)) as shoal:
         shoal.run(third(shoal))
+
+
+def test_what_nobody_holds_outlives_a_move_of_the_layers(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """A spare takes the place of a stage that leaves: the pool is another one, the contents are not."""
+
+    async def life(shoal: Running) -> None:
+        async with shoal.client() as client:
+            assert await said(client, TALK) == 0
+            await saved(shoal, 25)
+            pids = shoal.deployment.pids()
+            stage = next(name for name in pids if "worker" in name and '"stage stands"' in shoal.log(name))
+            (before,) = (await stats(shoal))[0].generations
+            os.kill(pids[stage], signal.SIGTERM)
+
+            async def moved() -> bool:
+                await answer(client, [5] * 20)
+                return (await stats(shoal))[0].generations[-1] != before
+
+            await until(moved, "the spare has its place")
+            assert await said(client, TALK) == FOUND
+
+    with running(runner, plan(tmp_path / "run", None, stages=2, spares=1)) as shoal:
+        shoal.run(life(shoal))
 
 
 def test_another_replica_has_what_one_computed(runner: asyncio.Runner, tmp_path: Path) -> None:
