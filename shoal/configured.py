@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.plan import PORT_MAX, LaunchError
+from chassis.config import without_user
+from shoal.plan import PORT_MAX, LaunchError, Plan
+
+_DIALLED = (
+    ("shard_worker", "listen"),
+    ("shard_worker", "rpc_listen"),
+    ("batcher", "listen"),
+    ("kvstore", "rpc_address"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,41 @@ def configured(path: Path | None, env: Mapping[str, str]) -> Configured:
     )
 
 
+def unheeded(plan: Plan, env: Mapping[str, str]) -> list[str]:
+    """What is said but not followed, since processes that share a machine are told it one by one; each with
+    the word that is. Raises LaunchError."""
+    said = _Said(plan.config, env)
+    lines: list[str] = []
+
+    def note(section: str, key: str, instead: str) -> None:
+        value, where = said.value(section, key)
+        lines.append(f"not followed: {where}, {without_user(str(value))!r}: {instead}")
+
+    url = said.text("chassis", "nats_url")
+    if url is not None and url != plan.nats_url:
+        note("chassis", "nats_url", "--nats names a server, without it `up` starts its own")
+    if said.text("chassis", "metrics_address") is not None:
+        note("chassis", "metrics_address", "each process has its own, in state.json of the run folder")
+    for key in ("grpc_address", "http_address"):
+        address = said.value("gateway", key)[0]
+        if key == "http_address" and address == "":
+            note("gateway", key, f"`up` always serves HTTP, on port {plan.http_port or 'any'}")
+        elif address and _host(address) != plan.clients_host:
+            note(
+                "gateway", key, f"gateways listen on {plan.clients_host}; --listen says where others come in"
+            )
+    for section, key in _DIALLED:
+        address = said.text(section, key)
+        if address is not None and (_host(address) != plan.host or not address.endswith(":0")):
+            note(section, key, "--listen and --first-port say where services listen")
+    return lines
+
+
+def _host(address: str) -> str:
+    """Of `host:port` or `tcp://host:port`."""
+    return address.rpartition("://")[2].rpartition(":")[0].strip("[]")
+
+
 class _Said:
     def __init__(self, path: Path | None, env: Mapping[str, str]) -> None:
         self._env = env
@@ -52,7 +95,7 @@ class _Said:
             except (OSError, ValueError) as error:
                 raise LaunchError(f"{path}: {error}") from None
 
-    def _value(self, section: str, key: str) -> tuple[Any, str]:
+    def value(self, section: str, key: str) -> tuple[Any, str]:
         """What is said, and where; None: nothing is."""
         name = f"SHOAL_{section}_{key}".upper()
         if name in self._env:
@@ -61,13 +104,13 @@ class _Said:
         return (keys.get(key) if isinstance(keys, dict) else None), f"[{section}] {key} in {self._path}"
 
     def text(self, section: str, key: str) -> str | None:
-        value, where = self._value(section, key)
+        value, where = self.value(section, key)
         if value is not None and not isinstance(value, str):
             raise LaunchError(f"{where}: {value!r} is no text")
         return value or None
 
     def number(self, section: str, key: str) -> int | None:
-        value, where = self._value(section, key)
+        value, where = self.value(section, key)
         if value is None:
             return None
         try:
@@ -83,5 +126,5 @@ class _Said:
             return None
         port = value.rpartition(":")[2]
         if not (port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
-            raise LaunchError(f"{self._value(section, key)[1]}: {value!r} is no host:port")
+            raise LaunchError(f"{self.value(section, key)[1]}: {value!r} is no host:port")
         return int(port)

@@ -12,7 +12,7 @@ from typing import Any
 from chassis.config import without_user
 from shoal import autoscale_words, model_words
 from shoal.autoscale.policy import Rules
-from shoal.configured import configured
+from shoal.configured import configured, unheeded
 from shoal.control import Control
 from shoal.fleet import COUNTED, BadCount, wanted_of
 from shoal.joining import check_host, is_guarded
@@ -153,6 +153,8 @@ async def stay_up(plan: Plan, say: Say, rules: Rules | None = None) -> None:
     shoal = Deployment(plan)
     stopped = on_signals(shoal)
     say(f"starting {plan.model} in {plan.stages} stages; logs in {shoal.run_dir / 'logs'}")
+    for line in unheeded(plan, os.environ):
+        say(line)
     try:
         if not await started(shoal, stopped, say):
             return

@@ -22,6 +22,7 @@ from shoal.client import (
     TokenLogprobs,
     TopLogprob,
 )
+from shoal.configured import unheeded
 from shoal.launcher import Plan
 from shoal.plan import LaunchError
 
@@ -136,6 +137,40 @@ def test_what_is_configured_wrong_is_named(tmp_path: Path, text: str, complaint:
     with pytest.raises(LaunchError) as error:
         plan_of("--config", str(config))
     assert complaint.format(config) in str(error.value)
+
+
+def test_what_is_configured_and_not_followed_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "shoal.toml"
+    config.write_text(
+        """
+[chassis]
+nats_url = "nats://me:secret@127.0.0.1:4222"
+[gateway]
+grpc_address = "127.0.0.1:4000"
+http_address = ""
+[kvstore]
+rpc_address = "127.0.0.1:0"
+[batcher]
+listen = "tcp://127.0.0.1:7002"
+[shard_worker]
+listen = "tcp://0.0.0.0:0"
+"""
+    )
+    lines = unheeded(Plan(config=config, http_port=8000), {})
+    named = [line.split(" in ")[0] for line in lines]
+    assert named == [
+        f"not followed: {what}"
+        for what in (
+            "[chassis] nats_url",
+            "[gateway] http_address",
+            "[shard_worker] listen",
+            "[batcher] listen",
+        )
+    ]
+    assert "--nats" in lines[0] and "secret" not in lines[0] and "port 8000" in lines[1]
+    assert unheeded(Plan(), {}) == []
+    said = unheeded(Plan(), {"SHOAL_GATEWAY_GRPC_ADDRESS": "0.0.0.0:50051"})
+    assert len(said) == 1 and "SHOAL_GATEWAY_GRPC_ADDRESS" in said[0] and "--listen" in said[0]
 
 
 def test_up_runs_what_its_flags_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
