@@ -23,7 +23,8 @@ from chassis.service import LAUNCHER_PID
 
 RESTART_DELAY_S = 0.1
 RESTART_DELAY_MAX_S = 5.0
-STABLE_AFTER_S = 10.0
+STABLE_AFTER_S = 10.0  # of one that was killed
+FAULTLESS_AFTER_S = 60.0  # of one that ended by itself: on busy cores it takes its time to find what is wrong
 WRONG_CONFIGURATION = 2  # exit code of our services
 _KILLED_WITHIN_S = 5.0
 _LOG_BYTES_MAX = 64 << 20
@@ -81,7 +82,7 @@ class Child:
                 if code == WRONG_CONFIGURATION and not self.failures and not self.stranger:
                     return
                 self.failures += 1
-                if loop.time() - began > STABLE_AFTER_S:
+                if loop.time() - began > (STABLE_AFTER_S if code < 0 else FAULTLESS_AFTER_S):
                     self.failures, delay_s = 1, RESTART_DELAY_S
                 try:
                     async with asyncio.timeout(delay_s):

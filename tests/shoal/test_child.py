@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+import shoal.child
 from shoal.child import Child
 
 SLEEP = "import signal, time; print('up', flush=True); time.sleep(1000)"
@@ -44,6 +47,28 @@ def test_it_is_started_again_when_it_dies(tmp_path: Path) -> None:
         assert c.pid is None
 
     asyncio.run(go())
+
+
+def test_one_that_takes_its_time_to_end_by_itself_keeps_failing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker does that reads its model on busy cores, and can't; one that is killed is well again."""
+    monkeypatch.setattr(shoal.child, "STABLE_AFTER_S", 0.05)
+
+    async def failures(name: str, code: str) -> list[int]:
+        c, seen = child(tmp_path / name, code), [0]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(c.run())
+            while ups(c) < 4:
+                await asyncio.sleep(0.01)
+                if c.failures != seen[-1]:
+                    seen.append(c.failures)
+            await c.end(1)
+        return seen
+
+    slow = "import os, signal, time; print('up', flush=True); time.sleep(0.1); "
+    assert asyncio.run(failures("ends", slow + "exit(1)")) == [0, 1, 2, 3]
+    assert asyncio.run(failures("killed", slow + "os.kill(os.getpid(), signal.SIGKILL)")) == [0, 1]
 
 
 def test_without_restart_its_death_is_the_end(tmp_path: Path) -> None:
@@ -106,6 +131,9 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     code = f"""
 import asyncio, os, sys
 from pathlib import Path
+import pytest
+
+import shoal.child
 from shoal.child import Child
 async def go():
     argv, log_path = [sys.executable, "-c", {SLEEP!r}], Path({str(tmp_path / "c.log")!r})
