@@ -33,7 +33,7 @@ class Pace:
 
 class Paces:
     def __init__(self) -> None:
-        self._steps = 0
+        self.returns = 0  # of steps, ever
         self._groups = 0
         self._left = 0  # returns until rounds count
         self._returns: deque[float] = deque()  # of one of each group, and the last
@@ -47,7 +47,7 @@ class Paces:
     def returned(self, now: float, rows: int, groups: int, decodes: int, context: float) -> None:
         """A step came back, with so many decodes and nothing else, or with 0: with something else. `decodes`
         and `context` as they are now, of all groups."""
-        self._steps += 1
+        self.returns += 1
         even = decodes // groups <= rows <= -(-decodes // groups)
         if groups != self._groups or not rows or not even:
             self._groups = groups
@@ -64,11 +64,11 @@ class Paces:
         if pace is None or 4 * abs(pace.decodes - decodes) > decodes:
             pace = self._paces[groups, decodes.bit_length()] = Pace(decodes, context)
         pace.rounds_s.append(now - self._returns.popleft())
-        pace.decodes, pace.context, pace.step = decodes, context, self._steps
+        pace.decodes, pace.context, pace.step = decodes, context, self.returns
 
     def of(self, groups: int, decodes: int) -> Pace | None:
         """Of so many groups and about as many sequences; None: not known, or not any more."""
         pace = self._paces.get((groups, decodes.bit_length()))
-        if pace is None or self._steps - pace.step > KEPT_STEPS or len(pace.rounds_s) < ROUNDS_MIN:
+        if pace is None or self.returns - pace.step > KEPT_STEPS or len(pace.rounds_s) < ROUNDS_MIN:
             return None
         return pace

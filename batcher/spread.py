@@ -19,13 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.paces import KEPT_STEPS, ROUNDS_MIN, SETTLING_ROUNDS, Paces
+from batcher.paces import ROUNDS_MIN, SETTLING_ROUNDS, Paces
 from batcher.stage_cost import Coefficients, Load
 
 ALIKE = 0.01  # so much more time is none
 HYSTERESIS = 0.02
-TRIED = 0.15
+TRIED = 0.3
 TRIAL_ROUNDS = 2 * (ROUNDS_MIN + SETTLING_ROUNDS)
+TRY_AGAIN_AFTER = 256  # returns, if prompts came between
 FILLED = 0.4  # of the time that a stage stands idle between steps, by one step more
 LOOK_STEPS = 8  # between two looks at whether another number is better
 MEAN_LEN = 64
@@ -112,9 +113,9 @@ class Spread:
         self._context = 0.0  # of each
         self._paces = Paces()
         self._plain = 0  # returns with nothing but decodes, one after the other
-        self._trial_until = 0  # step
+        self._trial_until = 0  # return
         self._trial_size = 0  # of the batch, as a power of two
-        self._try_again: dict[int, int] = {}  # size -> step
+        self._try_again: dict[int, int] = {}  # size -> return
         self._way_s = _Mean()
         self._idle_s: dict[int, _Mean] = {}  # of the busiest stage, between two steps of so many groups
         self.runs_ahead = False
@@ -192,10 +193,9 @@ class Spread:
             self.groups = best
 
     def _to_try(self, rounds: Mapping[int, float], decodes: int) -> int | None:
-        """The number that is being tried, or is to be: once the pace of the usual one is known, and not again
-        for long if too much came between to see its own."""
+        """The number that is being tried, or is to be, once the pace of the usual one is known."""
         size = decodes.bit_length()
-        if self._steps < self._trial_until and size == self._trial_size:
+        if self._paces.returns < self._trial_until and size == self._trial_size:
             if self._paces.of(self.groups, decodes) is None:
                 return self.groups
         self._trial_until = 0
@@ -204,10 +204,10 @@ class Spread:
         known = [groups for groups in (fewest, self.groups) if self._paces.of(groups, decodes) is not None]
         if known != [self.groups] or fewest >= min(self.groups, self._num_stages):
             return None
-        if self._steps < self._try_again.get(size, 0) or self._plain < ROUNDS_MIN * self.groups:
+        if self._paces.returns < self._try_again.get(size, 0) or self._plain < ROUNDS_MIN * self.groups:
             return None
-        self._try_again[size] = self._steps + KEPT_STEPS
-        self._trial_until, self._trial_size = self._steps + TRIAL_ROUNDS * fewest, size
+        self._try_again[size] = self._paces.returns + TRY_AGAIN_AFTER
+        self._trial_until, self._trial_size = self._paces.returns + TRIAL_ROUNDS * fewest, size
         return fewest
 
     def _seen(
