@@ -15,6 +15,7 @@ from chassis import subjects
 from chassis.job_subjects import JobName, answer, job
 from chassis.messages.jobs import STATUS
 from chassis.wire import jobs_pb2
+from shoal import readiness
 from shoal.dead_words import letters, retry
 from tests.e2e.job_rig import PROTOBUF, Tiny, all_answered, draw_jobs, storm
 from tests.e2e.rig import ROOT, Running, call, fake_plan, newcomer, registered, running, until
@@ -23,7 +24,7 @@ ONCE = ("gateway", "batcher", "nats", "worker-0", "kvstore")
 EVERYBODY = (*ONCE, "gateway-1", "worker-1")
 EXAMPLES = ROOT / "examples"
 NODE_MODULES = EXAMPLES / "node-nats" / "node_modules"
-RUNS_S = 0.7  # between two deaths: time to form a pipeline and to run a part of its 500 steps
+RUNS_STEPS = 20  # between two deaths: a part of its 500, more than are in flight when a worker dies
 Record = Callable[[str, object], None]
 
 
@@ -59,14 +60,27 @@ def test_a_job_that_met_three_deaths_is_dead_and_can_be_tried_anew(shoal: Runnin
     tiny = Tiny(JobName("", "poison", "k"), call([1, 2, 3], 500))
     anew = Tiny(tiny.name.next, tiny.call)
 
+    async def steps() -> float:
+        batcher = shoal.deployment.metrics_addresses["batcher"]
+        return await readiness.value_of(batcher, "shoal_steps_total") or 0.0
+
     async def killed() -> None:
         bus = await shoal.bus()
+
+        async def is_over() -> bool:
+            return await bus.last(subjects.ANSWERS, answer(tiny.name)) is not None
+
+        async def runs_or_is_over() -> bool:
+            return await is_over() or await steps() >= made + RUNS_STEPS
+
+        made = await steps()
         await bus.append(job(tiny.name), tiny.body, headers=PROTOBUF)
-        while await bus.last(subjects.ANSWERS, answer(tiny.name)) is None:
-            await asyncio.sleep(RUNS_S)
+        while not await is_over():
+            await until(runs_or_is_over, "it runs in a pipeline: else a death is none of its")
             before = await registered(bus, subjects.WORKERS)
             await shoal.kill("worker-0")
             await until(newcomer(bus, subjects.WORKERS, before), "the new worker registers")
+            made = await steps()
         stored = (await all_answered(bus, [tiny]))[answer(tiny.name)]
         said = jobs_pb2.Answer.FromString(stored.data)
         assert said.status_code == 500 and "3 worker" in said.error
