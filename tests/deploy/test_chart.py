@@ -295,3 +295,14 @@ def test_a_tier_fits_on_its_volume(name: str) -> None:
     assert kvstore.env("10.0.0.7")["SHOAL_KVSTORE_NAME"] == f"{kvstore.name}-0"
     memory = kvstore.spec["resources"]["requests"]["memory"]
     assert not config.host_bytes or config.host_bytes < int(memory[:-2]) * sizes[memory[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "grpc", "http"), [("plain", "kubernetes.io/h2c", "http"), ("guarded", "https", "https")]
+)
+def test_doors_say_whether_they_speak_tls(name: str, grpc: str, http: str) -> None:
+    """Else whoever stands before them, an ingress, speaks plain text to them."""
+    (gateway,) = [c for c in containers(name) if c.component == "gateway"]
+    (service,) = [s for s in of_kind(name, "Service") if s["metadata"]["name"] == gateway.name]
+    told = {port["name"]: port["appProtocol"] for port in service["spec"]["ports"]}
+    assert told == {"grpc": grpc, "http": http}

@@ -200,29 +200,34 @@ def test_a_signal_drains_it(runner: asyncio.Runner, tmp_path: Path) -> None:
 
     async def case() -> None:
         process = await started(tmp_path)
-        code, out, _ = await said("models", "--run-dir", tmp_path)
-        assert code == 0 and out.startswith("fake ")
-        await the_commands_that_look(tmp_path)
-        code, _, err = await said("serve", "--single", "--model", "fake", "--run-dir", tmp_path)
-        assert code == 1 and "another deployment runs" in err
-        addresses = read_state(tmp_path)["addresses"]
-        assert isinstance(addresses, list)
-        answers = [Answer(call(range(i, i + 20), 100)) for i in range(4)]
-        async with AsyncClient(str(addresses[0]), retry=None) as client, asyncio.TaskGroup() as group:
+        try:
+            code, out, _ = await said("models", "--run-dir", tmp_path)
+            assert code == 0 and out.startswith("fake ")
+            await the_commands_that_look(tmp_path)
+            code, _, err = await said("serve", "--single", "--model", "fake", "--run-dir", tmp_path)
+            assert code == 1 and "another deployment runs" in err
+            addresses = read_state(tmp_path)["addresses"]
+            assert isinstance(addresses, list)
+            answers = [Answer(call(range(i, i + 20), 100)) for i in range(4)]
+            async with AsyncClient(str(addresses[0]), retry=None) as client, asyncio.TaskGroup() as group:
+                for answer in answers:
+                    group.create_task(ask(client, answer))
+                await until(lambda: all(a.ids for a in answers), "all streams begin")
+                process.send_signal(signal.SIGTERM)
             for answer in answers:
-                group.create_task(ask(client, answer))
-            await until(lambda: all(a.ids for a in answers), "all streams begin")
-            process.send_signal(signal.SIGTERM)
-        for answer in answers:
-            answer.check()
-        _, err_bytes = await process.communicate()
-        assert process.returncode == 0, err_bytes.decode()
-        lines = err_bytes.decode().splitlines()
-        assert lines[-1] == "drained" and not any("crashed" in line for line in lines)
-        ended = [json.loads(line)["service"] for line in lines if '"event":"ended"' in line]
-        assert ended == ["gateway", "batcher", "shard_worker", "kvstore"]
-        with pytest.raises(LaunchError):
-            read_state(tmp_path)
+                answer.check()
+            _, err_bytes = await process.communicate()
+            assert process.returncode == 0, err_bytes.decode()
+            lines = err_bytes.decode().splitlines()
+            assert lines[-1] == "drained" and not any("crashed" in line for line in lines)
+            ended = [json.loads(line)["service"] for line in lines if '"event":"ended"' in line]
+            assert ended == ["gateway", "batcher", "shard_worker", "kvstore"]
+            with pytest.raises(LaunchError):
+                read_state(tmp_path)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
     runner.run(asyncio.wait_for(case(), PATIENCE_S))
 

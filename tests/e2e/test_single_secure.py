@@ -59,35 +59,40 @@ def test_keys_and_tls_hold_in_one_process(runner: asyncio.Runner, tmp_path: Path
 
     async def case() -> None:
         process = await started(run_dir, made / "shoal.toml")
-        address, http = at(run_dir, "addresses"), at(run_dir, "http_addresses")
-        params = Params(max_tokens=4, ignore_eos=True)
-        async with AsyncClient(address, api_key=key, tls=tls_of(made), retry=None) as client:
-            result = await client.complete(PROMPT, params)
-            assert len(result.ids) == 4
-        for wrong in ("", key[:-1] + ("a" if key[-1] != "a" else "b")):
-            async with AsyncClient(address, api_key=wrong, tls=tls_of(made), retry=None) as client:
+        try:
+            address, http = at(run_dir, "addresses"), at(run_dir, "http_addresses")
+            params = Params(max_tokens=4, ignore_eos=True)
+            async with AsyncClient(address, api_key=key, tls=tls_of(made), retry=None) as client:
+                result = await client.complete(PROMPT, params)
+                assert len(result.ids) == 4
+            for wrong in ("", key[:-1] + ("a" if key[-1] != "a" else "b")):
+                async with AsyncClient(address, api_key=wrong, tls=tls_of(made), retry=None) as client:
+                    try:
+                        await client.complete(PROMPT, params)
+                        raise AssertionError("it was answered")
+                    except ShoalError as error:
+                        assert error.code == "UNAUTHENTICATED"
+            async with AsyncClient(address, api_key=key, tls=False, retry=None) as client:
                 try:
                     await client.complete(PROMPT, params)
-                    raise AssertionError("it was answered")
+                    raise AssertionError("it was answered without TLS")
                 except ShoalError as error:
-                    assert error.code == "UNAUTHENTICATED"
-        async with AsyncClient(address, api_key=key, tls=False, retry=None) as client:
-            try:
-                await client.complete(PROMPT, params)
-                raise AssertionError("it was answered without TLS")
-            except ShoalError as error:
-                assert error.code == "UNAVAILABLE"
-        status, text = await asyncio.to_thread(asked, http, made, key)
-        assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 4
-        status, text = await asyncio.to_thread(asked, http, made, "")
-        assert status == 401 and json.loads(text)["error"]["message"]
-        code, out, err = await said("usage", "--run-dir", run_dir)
-        assert code == 0 and "acme" in out, err
-        code, out, err = await said("batch", "dead", "list", "--run-dir", run_dir)
-        assert code == 0, err
-        process.send_signal(signal.SIGTERM)
-        _, told = await process.communicate()
-        assert process.returncode == 0, told.decode()
-        assert PROMPT.encode() not in told and key.encode() not in told
+                    assert error.code == "UNAVAILABLE"
+            status, text = await asyncio.to_thread(asked, http, made, key)
+            assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 4
+            status, text = await asyncio.to_thread(asked, http, made, "")
+            assert status == 401 and json.loads(text)["error"]["message"]
+            code, out, err = await said("usage", "--run-dir", run_dir)
+            assert code == 0 and "acme" in out, err
+            code, out, err = await said("batch", "dead", "list", "--run-dir", run_dir)
+            assert code == 0, err
+            process.send_signal(signal.SIGTERM)
+            _, told = await process.communicate()
+            assert process.returncode == 0, told.decode()
+            assert PROMPT.encode() not in told and key.encode() not in told
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
     runner.run(asyncio.wait_for(case(), PATIENCE_S))
