@@ -1,8 +1,8 @@
 """An autoscaler as a service: it tells how many pipelines and gateways there should be, as metrics.
 
 Somebody else makes them: KEDA by its trigger `metrics-api` or `prometheus`. It also keeps the model known
-while there are none, so it has to run wherever pipelines may go to zero. Two of a model tell the same, each
-from what it hears; of one that has just started nothing is told for three seconds.
+while there are none, so it has to run wherever pipelines may go to zero. One of a model: each remembers for
+itself, so two may tell other numbers for a while. One that has just started tells nothing for three seconds.
 """
 
 import asyncio
