@@ -61,7 +61,7 @@ class World:
         return await self.open(name)
 
     def took(self, begun_s: float, wanted_s: float) -> bool:
-        """Whether what began then has taken so long: no less, and no more where nobody else may have the core."""
+        """Whether what began then has taken so long: no less, and no more on a virtual clock."""
         spent_s = asyncio.get_running_loop().time() - begun_s
         return wanted_s - 0.01 < spent_s and (not self.exact or spent_s < wanted_s + 0.05)
 
