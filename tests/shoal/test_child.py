@@ -54,6 +54,7 @@ def test_one_that_takes_its_time_to_end_by_itself_keeps_failing(
 ) -> None:
     """As a worker does that reads its model on busy cores, and can't; one that is killed is well again."""
     monkeypatch.setattr(shoal.child, "STABLE_AFTER_S", 0.05)
+    monkeypatch.setattr(shoal.child, "RESTART_DELAY_S", 0.01)
 
     async def failures(name: str, code: str) -> list[int]:
         c, seen = child(tmp_path / name, code), [0]

@@ -4,11 +4,15 @@ import asyncio
 import json
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from chassis import nats_bus
+from shoal import gateway_words
 from shoal.cli import main
+from shoal.client import Retry
 from shoal.launcher import Deployment, LaunchError, Plan, model_flags, read_state
 from shoal.run_folder import STATE_FILE
 
@@ -61,7 +65,9 @@ def test_the_state_names_what_runs(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
-def test_without_nats_the_reason_is_told(tmp_path: Path) -> None:
+def test_without_nats_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_bus, "connect", partial(nats_bus.connect, timeout_s=0.3))
+
     async def go() -> None:
         deployment = Deployment(Plan(model="fake", run_dir=tmp_path, nats_url="nats://u:secret@127.0.0.1:1"))
         try:
@@ -147,11 +153,15 @@ def test_an_address_that_is_none_ends_the_start(service: str, tmp_path: Path) ->
         asyncio.run(go())
 
 
-def test_the_command_fails_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fails_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_words, "Retry", partial(Retry, patience_s=0.2))
     assert main(["generate", "hi", "--run-dir", str(tmp_path)]) == 1
     assert "nothing runs" in capsys.readouterr().err
     assert main(["generate", "hi", "--address", "127.0.0.1:1"]) == 1
-    assert "UNAVAILABLE" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "trying again for 0.2 s" in said and "UNAVAILABLE" in said
     with pytest.raises(SystemExit) as caught:
         main(["generate"])
     assert caught.value.code == 2
