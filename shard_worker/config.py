@@ -21,6 +21,7 @@ class Config:
     engine: Literal["auto", "native", "torch", "transformers", "device"] = "auto"
     device: str = "cpu"  # or cuda, cuda:N, or auto: CUDA where there is some
     device_memory: float = 0.85  # CUDA: share for KV blocks of what is free beside the weights
+    gpudirect: bool = True  # engine device: links over NIXL read and write its memory, if they can
     threads: int = 1  # of one forward pass
     measure_costs: bool = True  # of layers and head, once a machine: stages share layers by time
     context_len: int = 0  # longest sequence; 0: the model's own (of longrope's two: the original one)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from chassis.messages.pipeline import PromptAsk
 from chassis.messages.sampling import Grammar
+from chassis.transport.registered import Memory, MemoryRange
 
 U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
@@ -157,6 +158,7 @@ class StepOutput:
     nan_rows: tuple[int, ...] = ()  # among the k, ascending: logits were no numbers, ids stand for nothing
     waiting_rows: tuple[int, ...] = ()  # among the k, ascending: their grammar is compiled still, the same
     refused_rows: tuple[tuple[int, str], ...] = ()  # among the k, ascending: it can't be followed, and why
+    direct: MemoryRange | None = None  # activations that were told to stay on the device
 
     @property
     def tells(self) -> bool:
@@ -242,7 +244,17 @@ class StepUnderWay(Protocol):
 
 @runtime_checkable
 class AheadExecutor(Executor, Protocol):
-    """One that can begin a step before the last is finished."""
+    """One that can begin a step before the last is finished, in memory that links may reach (GPUDirect)."""
 
-    def begin(self, inputs: StepInputs, activations: memoryview) -> StepUnderWay:
-        """As `run`, of at least one token; inputs and activations may be used anew when it returns."""
+    def begin(
+        self, inputs: StepInputs, activations: memoryview | MemoryRange, stays: bool = False
+    ) -> StepUnderWay:
+        """As `run`, of at least one token; inputs and activations may be used anew when it returns, a range
+        of the device's memory when the result is there. `stays`: activations that go out are left in memory
+        of `sends_from`, until the third step after it begins."""
+
+    def slots_on(self, num_bytes: int) -> Memory:
+        """On the device. Raises what the device raises."""
+
+    def sends_from(self) -> Memory:
+        """Of the last load."""

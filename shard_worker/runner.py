@@ -4,9 +4,10 @@ A step is begun when it arrives, behind those that are, so that the device goes 
 the loop. Two tasks: compute waits for the device, and sends what needs no waiting; send waits with the rest
 for the peer's credit. Rules: a step is begun only with a free buffer for what it gives, so that at most
 `_BUFFERS` are begun and not sent; one that is not computed yet holds its transport slot, so that the sender's
-credits bound what arrives. An output is copied once, on the compute side, because the executor reuses it.
-After a step that failed none of its epoch is computed. What a step wrote is stamped, and its rows are proven
-(`stamps.py`), before anything of it is sent; blocks that rows take over are compared before that, too.
+credits bound what arrives. An output is copied once, on the compute side, because the executor reuses it; a
+direct link reads it where it is, before its buffer is free. After a step that failed none of its epoch is
+computed. What a step wrote is stamped, and its rows are proven (`stamps.py`), before anything of it is sent;
+blocks that rows take over are compared before that, too.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from chassis.messages.pipeline import PackedStep, StageTiming, add_timing
 from chassis.messages.step_result import build_result
 from chassis.ports import Ports
 from chassis.trace import Span, TraceContext, step_key
-from chassis.transport.interface import Frame, Link
+from chassis.transport.interface import DirectLink, Frame, Link
+from chassis.transport.registered import MemoryRange
 from shard_worker.block_sums import BlockSums
 from shard_worker.compute import Compute, Unfinished
 from shard_worker.contents import Written
@@ -32,7 +34,7 @@ from shard_worker.stamps import Stamps
 from shard_worker.told import NOTHING_TOLD, told_of
 
 JOBS_MAX = 64  # more than any link has slots
-_BUFFERS = 3  # one in sending, one queued, one being filled
+_BUFFERS = 3  # one in sending, one queued, one being filled; a device keeps as many
 _NOTHING = memoryview(b"")
 
 
@@ -46,6 +48,7 @@ class Place:
     next_link: Link
     stamps: Stamps | None = None  # None: nothing is proven
     num_blocks: int = 0
+    stays: bool = False  # activations go out from the device's memory, as they are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +63,7 @@ class Job:
 
 
 # What a step gives: activations, or token ids and, if there is more to tell, it all. None: its epoch ended.
-Given = tuple[memoryview, U32, StepOutput | None] | None
+Given = tuple[memoryview | MemoryRange, U32, StepOutput | None] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +85,7 @@ class _Computing:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Output:
     job: Job
-    payload: memoryview
+    payload: memoryview | MemoryRange
     token_ids: U32
     told: StepOutput | None
     void_rows: tuple[int, ...]
@@ -226,6 +229,8 @@ class StepRunner:
     def _send_now(self, output: _Output) -> bool:
         """False: the other task has to wait with it."""
         link, begun_at = output.job.place.next_link, asyncio.get_running_loop().time()
+        if isinstance(output.payload, MemoryRange):
+            return False
         try:
             if not link.send_now(self._header(output), output.payload):
                 return False
@@ -241,7 +246,10 @@ class StepRunner:
     async def _send(self, output: _Output) -> None:
         link, begun_at = output.job.place.next_link, asyncio.get_running_loop().time()
         try:
-            await link.send(self._header(output), output.payload)
+            if not isinstance(output.payload, MemoryRange):
+                await link.send(self._header(output), output.payload)
+            elif isinstance(link, DirectLink):
+                await link.send_direct(self._header(output), output.payload)
         except LinkClosed:
             pass  # as above
         except ValueError as error:
@@ -266,7 +274,8 @@ class StepRunner:
             return _Computing(lambda: True, partial(self._passed, job))
         try:
             self._copy_blocks(job)
-            under_way = executor.begin(job.inputs, job.frame.payload)
+            entering = job.frame.direct or job.frame.payload
+            under_way = executor.begin(job.inputs, entering, job.place.stays)
         except BaseException:
             self._broken = job.place
             raise
@@ -291,6 +300,8 @@ class StepRunner:
             raise
         if job.place is self._broken:  # the one before it failed after this one had begun
             return None
+        if output.direct is not None:
+            return output.direct, output.token_ids, None
         size = output.activations.nbytes
         if not size:
             return _NOTHING, output.token_ids, output if output.tells else None

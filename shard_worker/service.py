@@ -36,6 +36,7 @@ from shard_worker.config import Config
 from shard_worker.executor import Executor, LoadFailed, StageSpec
 from shard_worker.grammar import Grammars
 from shard_worker.inputs import MakeTables, TableLimits, Tables, portable_tables
+from shard_worker.link_memory import LinkMemory, takes_direct
 from shard_worker.prompt_asks import with_asks
 from shard_worker.registration import Registration
 from shard_worker.runner import Job, Place, StepRunner
@@ -69,6 +70,7 @@ class ShardWorker:
         self._config = config
         self._ports = ports
         self._executor = executor
+        self._memory = LinkMemory(executor, config.gpudirect)
         self._compute: Compute = compute or InlineCompute()
         self._make_tables, self._make_stamps = make_tables, make_stamps
         self._stamps: Stamps | None = None  # of the KV memory; None: nothing is proven
@@ -123,7 +125,7 @@ class ShardWorker:
             await self._tiers.close()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        options = self._options(self._config.slots, self._slot_bytes)
+        options = self._memory.receiving(self._options(self._config.slots, self._slot_bytes))
         try:
             address = await self._ports.transport.listen(self._config.listen, self._accept, options)
         except ValueError as error:
@@ -191,33 +193,34 @@ class ShardWorker:
                 raise AssertionError("only a step that arrives is executed")
 
     def _stand(self, effect: ev.Stood) -> None:
-        form = effect.form
+        form, num_blocks, next_link = effect.form, effect.num_blocks, self._links[effect.next_link]
         limits = TableLimits(
             slots_max=form.slots_max,
             block_size_tokens=form.block_size_tokens,
-            num_blocks=effect.num_blocks,
+            num_blocks=num_blocks,
             context_len_max=self._facts.context_len_max,
             step_tokens_max=form.step_tokens_max,
             vocab_size=self._grammars.vocab_size,
             whole=form.num_stages == 1,
             matcher_of=self._grammars.matcher,
         )
-        next_link = self._links[effect.next_link]
-        last = form.stage + 1 == form.num_stages
-        self._tables = self._make_tables(limits, last, self._config.slots)  # a frame each, until computed
+        # a frame each, until computed
+        self._tables = self._make_tables(limits, form.last, self._config.slots)
         if self._stamps is not None:
             self._stamps.begin(form.epoch, form.slots_max)
-        self._place = Place(form.epoch, form.stage, last, next_link, self._stamps, effect.num_blocks)
+        direct = takes_direct(next_link)
+        self._place = Place(form.epoch, form.stage, form.last, next_link, self._stamps, num_blocks, direct)
         self._runner.stand(self._place)
-        self._tiers.stand(form, effect.num_blocks, self._stamps)
+        self._tiers.stand(form, num_blocks, self._stamps)
         log.info(
             "stage stands",
             epoch=form.epoch,
             stage=form.stage,
             layers=[form.first_layer, form.end_layer],
-            blocks=effect.num_blocks,
+            blocks=num_blocks,
             next=form.next_address,
             transport=next_link.kind,
+            gpudirect=direct,
         )
 
     def _step_failed(self, epoch: Epoch, cause: str) -> None:
@@ -279,8 +282,9 @@ class ShardWorker:
 
     def _check_payload(self, place: Place, num_tokens: int, frame: Frame) -> None:
         wanted = 0 if place.stage == 0 else num_tokens * self._facts.activation_bytes
-        if frame.payload.nbytes != wanted:
-            raise BadMessage(f"step: {frame.payload.nbytes} bytes of activations, not {wanted}")
+        given = (frame.direct or frame.payload).nbytes
+        if given != wanted:
+            raise BadMessage(f"step: {given} bytes of activations, not {wanted}")
 
     # ---- forming
 
@@ -318,7 +322,7 @@ class ShardWorker:
             self._handle(ev.LoadDone(self._now(), call, layers, error=error))
             return
         try:
-            loaded = await self._compute.call(lambda: self._executor.load(spec))
+            loaded = await self._compute.call(lambda: self._memory.load(spec))
         except LoadFailed as failed:
             self._handle(ev.LoadDone(self._now(), call, layers, error=str(failed)))
         except Exception as failed:  # the device's: this epoch fails, the worker lives
@@ -331,13 +335,12 @@ class ShardWorker:
             self._handle(ev.LoadDone(self._now(), call, layers, loaded.num_blocks, loaded.kv_allocated))
 
     async def _dial(self, call: int, form: Form) -> None:
-        last = form.stage + 1 == form.num_stages
-        kind = LinkKind.RESULT if last else LinkKind.RING
+        kind = LinkKind.RESULT if form.last else LinkKind.RING
         hello = build_hello(Hello(form.epoch, form.stage, self.boot, kind))
-        timeout_s = self._config.dial_timeout_ms / 1000
+        timeout_s, options = self._config.dial_timeout_ms / 1000, self._options(OUTGOING_SLOTS, 0)
         try:
             link = await self._ports.transport.dial(
-                form.next_address, hello, self._options(OUTGOING_SLOTS, 0), timeout_s
+                form.next_address, hello, self._memory.sending(options), timeout_s
             )
         except (LinkClosed, ValueError) as error:
             log.warning("next stage out of reach", address=form.next_address, error=str(error))

@@ -34,6 +34,11 @@ class Form:
     slots_max: int
     step_tokens_max: int
 
+    @property
+    def last(self) -> bool:
+        """Whether it is the pipeline's last stage."""
+        return self.stage + 1 == self.num_stages
+
 
 @dataclass(frozen=True, slots=True)
 class Formed:

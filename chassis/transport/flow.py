@@ -14,9 +14,8 @@ from chassis.transport.interface import HEADER_BYTES_MAX, Frame
 F = TypeVar("F", bound=Frame)
 
 
-def check_size(header: bytes, payload: bytes | memoryview, slot_bytes: int) -> None:
+def check_size(header: bytes, payload_bytes: int, slot_bytes: int) -> None:
     """Raises ValueError for a frame that the peer has said it can't take; the link stays."""
-    payload_bytes = memoryview(payload).nbytes
     if len(header) > HEADER_BYTES_MAX or payload_bytes > slot_bytes:
         raise ValueError(f"frame of {len(header)} + {payload_bytes} bytes is larger than the peer's slots")
 

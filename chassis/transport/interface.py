@@ -7,7 +7,9 @@ the credit. Memory and sockets imitate that. A peer that vanishes is `LinkClosed
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from chassis.transport.registered import Memory, MemoryRange
 
 SLOTS_DEFAULT = 4
 HEADER_BYTES_MAX = 1 << 24  # a step that starts many long sequences anew carries their ids
@@ -20,6 +22,8 @@ class LinkOptions:
     slots: int = SLOTS_DEFAULT
     slot_bytes: int = 1 << 20  # largest payload
     send_timeout_s: float = 5.0  # waiting for a credit or for the peer to take bytes: then the link closes
+    slots_on: Callable[[int], Memory] | None = None  # makes memory of so many bytes where payloads are wanted
+    sends_from: tuple[Memory, ...] = ()  # where payloads lie that `DirectLink.send_direct` gets
 
 
 class Frame(Protocol):
@@ -30,6 +34,10 @@ class Frame(Protocol):
 
     @property
     def payload(self) -> memoryview: ...
+
+    @property
+    def direct(self) -> MemoryRange | None:
+        """Where the payload lies if it came straight into memory of `slots_on`: then the other is empty."""
 
     def release(self) -> None: ...
 
@@ -56,6 +64,18 @@ class Link(Protocol):
 
     def close(self) -> None:
         """At once, from any state; both ends' pending calls raise LinkClosed."""
+
+
+@runtime_checkable
+class DirectLink(Link, Protocol):
+    """One that may carry payloads from the memory they lie in straight into what the peer computes with."""
+
+    @property
+    def takes_direct(self) -> bool:
+        """Whether both ends have such memory, and it could be registered."""
+
+    async def send_direct(self, header: bytes, payload: MemoryRange) -> None:
+        """`payload`: in memory of `sends_from`. Returns once it has been read. Raises LinkClosed."""
 
 
 Accept = Callable[[Link], None]

@@ -14,6 +14,7 @@ from contextvars import copy_context
 from chassis.errors import LinkClosed
 from chassis.transport.flow import Flow, Waiters, check_size
 from chassis.transport.interface import Accept, Link, LinkOptions
+from chassis.transport.registered import MemoryRange
 
 SCHEME = "mem://"
 KEEPALIVE_S = 4.0
@@ -30,6 +31,8 @@ def _no_delay(source: str, target: str) -> float:
 
 
 class MemoryFrame:
+    direct: MemoryRange | None = None
+
     def __init__(self, link: "MemoryLink", header: bytes, payload: bytes) -> None:
         self._link = link
         self._header = header
@@ -113,7 +116,7 @@ class MemoryLink:
         return self._flow.closed is not None
 
     async def send(self, header: bytes, payload: bytes | memoryview = b"") -> None:
-        check_size(header, payload, self._peer_options.slot_bytes)
+        check_size(header, memoryview(payload).nbytes, self._peer_options.slot_bytes)
         data = bytes(payload)
         try:
             await self._flow.take_credit(self._options.send_timeout_s)
@@ -124,7 +127,7 @@ class MemoryLink:
         self._wire.put(lambda: peer.deliver(header, data))
 
     def send_now(self, header: bytes, payload: bytes | memoryview = b"") -> bool:
-        check_size(header, payload, self._peer_options.slot_bytes)
+        check_size(header, memoryview(payload).nbytes, self._peer_options.slot_bytes)
         if not self._flow.take_credit_now():
             return False
         peer, data = self._peer, bytes(payload)

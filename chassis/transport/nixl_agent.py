@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chassis import log
+from chassis.transport.nixl_wire import Place
+from chassis.transport.registered import Memory, MemoryRange
 
 EXTRA = "rdma"
 _DEVICES = Path("/sys/class/infiniband")
@@ -46,7 +48,7 @@ class AgentError(Exception):
 
 
 class Region:
-    """Page-aligned memory; it is committed as it is first touched. `device` is None in host memory."""
+    """Page-aligned memory of the host; it is committed as it is first touched."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -59,19 +61,19 @@ class Region:
 class Agent(Protocol):
     """What a link needs of NIXL; raises AgentError."""
 
-    def register(self, regions: Iterable[Region]) -> None: ...
+    def register(self, regions: Iterable[Memory]) -> None: ...
 
     def metadata(self) -> bytes:
         """What a peer needs to connect and to write into what is registered by now."""
 
-    def metadata_of(self, region: Region) -> bytes:
+    def metadata_of(self, region: Memory) -> bytes:
         """What it needs besides, for one region registered later."""
 
     def connect(self, metadata: bytes) -> None:
         """To the one peer; again when its registered memory has changed."""
 
-    def write(self, region: Region, size: int, address: int, note: bytes) -> object:
-        """Begins a one-sided write from the start of `region`; `note` follows it. Returns its handle."""
+    def write(self, source: MemoryRange, place: Place, note: bytes) -> object:
+        """Begins a one-sided write into `place`; `note` follows it. Returns its handle."""
 
     def done(self, handle: object) -> bool: ...
 
@@ -144,11 +146,13 @@ class NixlAgent:
         except Exception as error:
             raise AgentError(f"no agent with {lanes.kind}: {error}") from None
 
-    def register(self, regions: Iterable[Region]) -> None:
+    def register(self, regions: Iterable[Memory]) -> None:
         for region in regions:
             described = [(region.address, region.capacity, region.device or 0, "")]
             try:
-                self._registered[region.address] = self._agent.register_memory(described, _memory(region))
+                self._registered[region.address] = self._agent.register_memory(
+                    described, _kind_of(region.device)
+                )
             except Exception as error:
                 raise AgentError(f"{region.capacity} bytes not registered: {error}") from None
 
@@ -158,7 +162,7 @@ class NixlAgent:
         except Exception as error:
             raise AgentError(f"no metadata: {error}") from None
 
-    def metadata_of(self, region: Region) -> bytes:
+    def metadata_of(self, region: Memory) -> bytes:
         try:
             return bytes(self._agent.get_partial_agent_metadata(self._registered[region.address]))
         except Exception as error:
@@ -174,11 +178,11 @@ class NixlAgent:
             raise AgentError(f"not connected: {error}") from None
         self._peer = peer
 
-    def write(self, region: Region, size: int, address: int, note: bytes) -> object:
-        agent = self._agent
+    def write(self, source: MemoryRange, place: Place, note: bytes) -> object:
+        agent, size, ours = self._agent, source.nbytes, source.memory.device
         try:
-            local = agent.get_xfer_descs([(region.address, size, region.device or 0)], _memory(region))
-            remote = agent.get_xfer_descs([(address, size, 0)], "DRAM")
+            local = agent.get_xfer_descs([(source.address, size, ours or 0)], _kind_of(ours))
+            remote = agent.get_xfer_descs([(place.address, size, place.device or 0)], _kind_of(place.device))
             handle = agent.initialize_xfer("WRITE", local, remote, self._peer, note)
             state = agent.transfer(handle)
         except Exception as error:
@@ -227,8 +231,9 @@ class NixlAgent:
         self._registered.clear()
 
 
-def _memory(region: Region) -> str:
-    return "DRAM" if region.device is None else "VRAM"
+def _kind_of(device: int | None) -> str:
+    """NIXL's word for it."""
+    return "DRAM" if device is None else "VRAM"
 
 
 def _take_ucx_tls() -> None:

@@ -8,17 +8,17 @@ nothing; whether the peer still might is for the quarantine.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chassis.transport.nixl_agent import Agent, AgentError, Region
+from chassis.transport.nixl_agent import Agent, AgentError
 from chassis.transport.nixl_slots import Staging
 from chassis.transport.nixl_wire import Place
+from chassis.transport.registered import Memory, MemoryRange
 
 
 @dataclass(slots=True)
 class _Writing:
-    staging: Staging
-    slot: int
     handle: object
     deadline: float
+    done: Callable[[], None]
 
 
 class End:
@@ -65,18 +65,28 @@ class End:
             if self._agent.done(writing.handle):
                 self._writing.remove(writing)
                 self._agent.release(writing.handle)
-                writing.staging.busy = False  # before `wanted` is read: the loop does it the other way round
-                if writing.staging.wanted:
-                    self._tell_written(writing.slot)
+                writing.done()
                 happened = True
             elif now > writing.deadline:
                 raise AgentError(f"a write was not done in {self._write_timeout_s:g} s")
         return happened
 
     def write(self, now: float, slot: int, staging: Staging, size: int, place: Place, note: bytes) -> None:
+        def done() -> None:
+            staging.busy = False  # before `wanted` is read: the loop does it the other way round
+            if staging.wanted:
+                self._tell_written(slot)
+
+        self.write_from(now, MemoryRange(staging.region, 0, size), place, note, done)
+
+    def write_from(
+        self, now: float, source: MemoryRange, place: Place, note: bytes, done: Callable[[], None]
+    ) -> None:
+        """`done`: called here once `source` has been read and written."""
+
         def work() -> None:
-            handle = self._agent.write(staging.region, size, place.address, note)
-            self._writing.append(_Writing(staging, slot, handle, now + self._write_timeout_s))
+            handle = self._agent.write(source, place, note)
+            self._writing.append(_Writing(handle, now + self._write_timeout_s, done))
 
         self._try(work)
 
@@ -86,10 +96,10 @@ class End:
     def connect(self, metadata: bytes) -> None:
         self._try(lambda: self._agent.connect(metadata))
 
-    def register(self, region: Region) -> None:
+    def register(self, region: Memory) -> None:
         self._try(lambda: self._agent.register([region]))
 
-    def extend(self, region: Region, tell: Callable[[bytes], None]) -> None:
+    def extend(self, region: Memory, tell: Callable[[bytes], None]) -> None:
         """Registers a new place for the peer to write into, and tells what it needs for that."""
 
         def work() -> None:

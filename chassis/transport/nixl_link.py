@@ -9,39 +9,40 @@ whose loss is the link's end.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 from chassis import log
 from chassis.errors import LinkClosed
 from chassis.transport import nixl_wire as wire
-from chassis.transport.flow import Flow, check_size
+from chassis.transport.flow import Flow
 from chassis.transport.interface import LinkOptions
-from chassis.transport.nixl_agent import Agent, AgentError, Lanes
+from chassis.transport.nixl_agent import AgentError, Lanes
 from chassis.transport.nixl_control import Control
 from chassis.transport.nixl_end import End
+from chassis.transport.nixl_opening import Made, MakeAgent, make
 from chassis.transport.nixl_poller import Poller
 from chassis.transport.nixl_quarantine import Process, Quarantine, pid_namespace
-from chassis.transport.nixl_slots import Incoming, NixlFrame, Outgoing
+from chassis.transport.nixl_sender import Sender
+from chassis.transport.nixl_slots import Incoming, NixlFrame
 from chassis.transport.nixl_wire import BadWire, Grew, Note, Noted, Offer, Place, Said
+from chassis.transport.registered import Memory, MemoryRange
 from chassis.transport.socket_link import SocketLink
 
 Told = Callable[["NixlLink", bool], None]  # once True when the link stands; False when it is lost
-
-INLINE_BYTES_MAX = 2 << 10  # smaller frames travel within their notification
-RING_AFTER_S = 2e-3  # of silence: then the peer's poller may sleep
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
     """What the links of one process share."""
 
-    make_agent: Callable[[str, Lanes], Agent]  # raises AgentError; called on a thread of its own
+    make_agent: MakeAgent  # raises AgentError; called on a thread of its own
     poller: Poller
     quarantine: Quarantine
     links: "set[NixlLink]" = field(default_factory=set)  # until their control connection is gone
-    making: "set[asyncio.Future[tuple[Agent, bytes]]]" = field(default_factory=set)
+    making: "set[asyncio.Future[Made]]" = field(default_factory=set)
 
 
 class NixlLink:
@@ -59,17 +60,15 @@ class NixlLink:
         self._told = told
         self._flow: Flow[NixlFrame] = Flow(credits=0, slots=options.slots)
         self._incoming = Incoming(options)
-        self._outgoing = Outgoing()
         self._control = Control(self._heard, self._lost)
-        self._end: End | None = None
+        timeout_s = options.send_timeout_s
+        self._sender = Sender(self._flow, self._control, means.poller, self._from_poller, timeout_s)
         self._metadata = b""
         self._offer: Offer | None = None  # the peer's
         self._speaks_first = False
         self._begun = False
         self._timer: asyncio.TimerHandle | None = None
         self._passed = self._ready = False  # data has: to us, to the peer
-        self._grown: dict[int, asyncio.Future[None]] = {}
-        self._sent_at = 0.0
         self._let_go = False  # we write nothing any more, or never did
         self._heard_last = False
         self._peer_let_go = False
@@ -94,26 +93,27 @@ class NixlLink:
         return self._flow.closed or ""
 
     async def send(self, header: bytes, payload: bytes | memoryview = b"") -> None:
-        check_size(header, payload, self._outgoing.slot_bytes)
-        size = len(header) + memoryview(payload).nbytes
+        with self._ends_when_late():
+            await self._sender.send(header, payload)
+
+    def send_now(self, header: bytes, payload: bytes | memoryview = b"") -> bool:
+        return self._sender.send_now(header, payload)
+
+    @property
+    def takes_direct(self) -> bool:
+        return self._sender.takes_direct
+
+    async def send_direct(self, header: bytes, payload: MemoryRange) -> None:
+        with self._ends_when_late():
+            await self._sender.send_direct(header, payload)
+
+    @contextmanager
+    def _ends_when_late(self) -> Iterator[None]:
         try:
-            await self._flow.take_credit(self._options.send_timeout_s)
-            slot = self._outgoing.spend(size)
-            if size > max(INLINE_BYTES_MAX, self._outgoing.place(slot).capacity):
-                await self._grow(slot, size)
+            yield
         except TimeoutError:
             self.close("the peer took no frame in time")
             raise LinkClosed("the peer took no frame in time") from None
-        self._post(slot, header, payload, size)
-
-    def send_now(self, header: bytes, payload: bytes | memoryview = b"") -> bool:
-        check_size(header, payload, self._outgoing.slot_bytes)
-        size = len(header) + memoryview(payload).nbytes
-        self._flow.check_open()
-        if not self._outgoing.fits(size) or not self._flow.take_credit_now():
-            return False
-        self._post(self._outgoing.spend(size), header, payload, size)
-        return True
 
     async def receive(self) -> NixlFrame:
         return await self._flow.take_frame()
@@ -136,41 +136,6 @@ class NixlLink:
         if not self.closed and (freed := self._incoming.release(slot)):
             self._control.say(Said.CREDIT, wire.build_slots(freed))
 
-    async def _grow(self, slot: int, size: int) -> None:
-        """Raises TimeoutError, LinkClosed. Who is cancelled leaves the slot to others, once it has grown."""
-        grown = self._grown[slot] = self._loop.create_future()
-        self._outgoing.growing(slot)
-        self._control.say(Said.GROW, wire.build_grow(slot, size))
-        try:
-            async with asyncio.timeout(self._options.send_timeout_s):
-                await grown
-        except asyncio.CancelledError:
-            if grown.done() and not grown.cancelled() and grown.exception() is None:
-                self._return(slot)
-            raise
-
-    def _post(self, slot: int, header: bytes, payload: bytes | memoryview, size: int) -> None:
-        assert self._end is not None
-        now, submit = self._loop.time(), self._means.poller.submit
-        body = memoryview(payload).cast("B") if size > len(header) else memoryview(b"")
-        number = self._outgoing.next_number()
-        if size <= INLINE_BYTES_MAX:
-            inline = Note(Noted.INLINE, number, slot, len(header), len(body), header + body)
-            submit(partial(self._end.notify, wire.build_note(inline)))
-        else:
-            staging, new = self._outgoing.staging(slot, size)
-            if new:
-                submit(partial(self._end.register, staging.region))
-            staging.region.view[: len(header)] = header
-            staging.region.view[len(header) : size] = body
-            staging.busy = True
-            note = wire.build_note(Note(Noted.WRITTEN, number, slot, len(header), len(body)))
-            place = self._outgoing.place(slot)
-            submit(partial(self._end.write, now, slot, staging, size, place, note))
-        if now - self._sent_at > RING_AFTER_S:
-            self._control.say(Said.RING)
-        self._sent_at = now
-
     # ---- opening -----------------------------------------------------------------------------------
 
     def open(self, link: SocketLink, speaks_first: bool, timeout_s: float) -> None:
@@ -185,21 +150,12 @@ class NixlLink:
 
     def _begin(self) -> None:
         self._begun = True
-        making = self._loop.run_in_executor(None, self._make)
+        arguments = self._means.make_agent, self._name, self._lanes, self._options
+        making = self._loop.run_in_executor(None, make, *arguments, self._incoming, self._sender.outgoing)
         self._means.making.add(making)
         making.add_done_callback(self._made)
 
-    def _make(self) -> tuple[Agent, bytes]:
-        """On a thread of its own: UCX takes its time."""
-        agent = self._means.make_agent(self._name, self._lanes)
-        try:
-            agent.register(self._incoming.regions)
-            return agent, agent.metadata()
-        except AgentError:
-            agent.close()
-            raise
-
-    def _made(self, made: "asyncio.Future[tuple[Agent, bytes]]") -> None:
+    def _made(self, made: "asyncio.Future[Made]") -> None:
         self._means.making.discard(made)
         if made.cancelled() or (error := made.exception()) is not None:
             why = "the loop ends" if made.cancelled() else str(error)
@@ -208,12 +164,12 @@ class NixlLink:
             self.close(why)
             self._ended(True)
             return
-        agent, self._metadata = made.result()
-        self._end = end = End(
-            agent,
+        self._metadata, self._sender.sends_direct = made.result().metadata, made.result().sends_direct
+        self._sender.end = end = End(
+            made.result().agent,
             self._options.send_timeout_s,
             tell_notes=partial(self._from_poller, self._noted),
-            tell_written=partial(self._from_poller, self._written),
+            tell_written=partial(self._from_poller, self._sender.written),
             tell_broken=partial(self._from_poller, self.close),
         )
         if self.closed:
@@ -234,22 +190,28 @@ class NixlLink:
     def _say_offer(self) -> None:
         slot_bytes = self._options.slot_bytes
         offer = Offer(
-            self._name, self._metadata, self._incoming.places, slot_bytes, os.getpid(), pid_namespace()
+            self._name,
+            self._metadata,
+            self._incoming.places,
+            slot_bytes,
+            os.getpid(),
+            pid_namespace(),
+            self._incoming.direct_places,
         )
         self._control.say(Said.OFFER, wire.build_offer(offer))
 
     def _join(self, offer: Offer) -> None:
-        assert self._end is not None
+        assert self._sender.end is not None
         if not self._speaks_first:
             self._say_offer()
-        self._means.poller.submit(partial(self._end.connect, offer.metadata))
-        self._means.poller.submit(partial(self._end.notify, wire.build_note(Note(Noted.HELLO))))
+        self._means.poller.submit(partial(self._sender.end.connect, offer.metadata))
+        self._means.poller.submit(partial(self._sender.end.notify, wire.build_note(Note(Noted.HELLO))))
 
     def _stand_if_open(self) -> None:
         if self._passed and self._ready and self._timer is not None and not self.closed:
             assert self._offer is not None
             self._end_timer()
-            self._flow.add_credits(self._outgoing.begin(self._offer))
+            self._sender.stand(self._offer)
             self._told(self, True)
 
     def _end_timer(self) -> None:
@@ -275,7 +237,7 @@ class NixlLink:
                 if self._offer is not None:
                     raise BadWire("a second offer")
                 self._offer = wire.parse_offer(body)
-                if self._end is not None:
+                if self._sender.end is not None:
                     self._join(self._offer)
             case Said.READY:
                 if self._offer is None:
@@ -285,33 +247,27 @@ class NixlLink:
             case Said.RING:
                 self._means.poller.wake()
             case Said.CREDIT:
-                for slot in wire.parse_slots(body):
-                    if self._outgoing.credited(slot):
-                        self._flow.add_credits(1)
+                self._sender.credited(wire.parse_slots(body))
             case Said.GROW:
                 self._asked_to_grow(*wire.parse_grow(body))
             case Said.GREW:
-                self._grew(wire.parse_grew(body))
+                self._sender.grew(wire.parse_grew(body))
 
-    def _asked_to_grow(self, slot: int, size: int) -> None:
-        region = self._incoming.grow(slot, size)
+    def _asked_to_grow(self, slot: int, size: int, direct: bool) -> None:
+        try:
+            region: Memory = (self._incoming.grow_direct if direct else self._incoming.grow)(slot, size)
+        except BadWire:
+            raise
+        except Exception as error:  # the device's own
+            self.close(f"no memory for {size} bytes: {type(error).__name__}: {error}")
+            return
 
         def tell(metadata: bytes) -> None:
-            grew = Grew(slot, Place(region.address, region.capacity), metadata)
+            grew = Grew(slot, Place(region.address, region.capacity), metadata, direct)
             self._from_poller(self._control.say, Said.GREW, wire.build_grew(grew))
 
-        if self._end is not None:
-            self._means.poller.submit(partial(self._end.extend, region, tell))
-
-    def _grew(self, grew: Grew) -> None:
-        self._outgoing.grew(grew.slot, grew.place)
-        if self._end is not None:
-            self._means.poller.submit(partial(self._end.connect, grew.metadata))
-        waiting = self._grown.pop(grew.slot)
-        if waiting.done():
-            self._return(grew.slot)  # who waited has been cancelled
-        else:
-            waiting.set_result(None)
+        if self._sender.end is not None:
+            self._means.poller.submit(partial(self._sender.end.extend, region, tell))
 
     def _noted(self, notes: list[bytes]) -> None:
         try:
@@ -327,16 +283,6 @@ class NixlLink:
         except BadWire as error:
             self.close(f"not our format: {error}")
 
-    def _written(self, slot: int) -> None:
-        if not self.closed and self._outgoing.written(slot):
-            self._flow.add_credits(1)
-
-    def _return(self, slot: int) -> None:
-        """A slot that was taken and not sent."""
-        if not self.closed:
-            self._outgoing.free(slot)
-            self._flow.add_credits(1)
-
     # ---- the end -----------------------------------------------------------------------------------
 
     def _lost(self, why: str) -> None:
@@ -351,19 +297,16 @@ class NixlLink:
             return
         self._end_timer()
         self._flow.shut(why)
-        for waiting in self._grown.values():
-            if not waiting.done():
-                waiting.set_exception(LinkClosed(why))
-        self._grown.clear()
+        self._sender.shut(why)
         self._told(self, False)
-        if self._end is not None:
+        if self._sender.end is not None:
             self._means.poller.submit(self._close_end)
 
     def _close_end(self) -> None:
         """On the poller's thread."""
-        assert self._end is not None
-        self._means.poller.remove(self._end)
-        self._from_poller(self._ended, self._end.close())
+        assert self._sender.end is not None
+        self._means.poller.remove(self._sender.end)
+        self._from_poller(self._ended, self._sender.end.close())
 
     def _ended(self, certain: bool) -> None:
         """Our agent is gone. `certain`: none of our writes is under way."""
@@ -384,9 +327,8 @@ class NixlLink:
         whole collection, which a service practically never makes."""
         if self._heard_last and (self._let_go or not self._begun):
             self._control.forget()
-            self._end = None
             self._incoming.forget()
-            self._outgoing.forget()
+            self._sender.forget()
 
     def _part(self) -> None:
         """Both have let go: the connection has nothing more to say."""

@@ -12,7 +12,7 @@ import select
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chassis.transport.nixl_agent import Region
+from chassis.transport.registered import Memory
 
 BYTES_MAX = 1 << 30
 
@@ -57,7 +57,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    regions: Sequence[Region]
+    regions: Sequence[Memory]
     peer: Process
 
 
@@ -75,7 +75,7 @@ class Quarantine:
         self._look()
         return self.bytes >= BYTES_MAX
 
-    def hold(self, regions: Sequence[Region], peer: Process) -> int:
+    def hold(self, regions: Sequence[Memory], peer: Process) -> int:
         """Returns the number under which it is let go."""
         self._look()
         self._last += 1

@@ -18,6 +18,7 @@ from typing import cast
 from chassis.errors import LinkClosed
 from chassis.transport.flow import Flow, Waiters, check_size
 from chassis.transport.interface import HEADER_BYTES_MAX, LinkOptions
+from chassis.transport.registered import MemoryRange
 
 Told = Callable[["SocketLink", bool], None]  # once True when the link stands; False when it is lost
 
@@ -50,6 +51,8 @@ class _BadBytes(Exception):
 
 
 class SocketFrame:
+    direct: MemoryRange | None = None
+
     def __init__(self, link: "SocketLink", header: bytes, slot: int, payload: memoryview) -> None:
         self._link = link
         self._header = header
@@ -110,7 +113,7 @@ class SocketLink(asyncio.BufferedProtocol):
         return self._flow.closed is not None
 
     async def send(self, header: bytes, payload: bytes | memoryview = b"") -> None:
-        check_size(header, payload, self._peer_slot_bytes)
+        check_size(header, memoryview(payload).nbytes, self._peer_slot_bytes)
         try:
             await self._flow.take_credit(self._options.send_timeout_s)
             self._write(_Kind.FRAME, header, payload)
@@ -122,7 +125,7 @@ class SocketLink(asyncio.BufferedProtocol):
 
     def send_now(self, header: bytes, payload: bytes | memoryview = b"") -> bool:
         """Never of larger payloads: what the kernel does not take at once would have to be copied."""
-        check_size(header, payload, self._peer_slot_bytes)
+        check_size(header, memoryview(payload).nbytes, self._peer_slot_bytes)
         if not self._writable or len(header) + memoryview(payload).nbytes > _JOINED_BYTES_MAX:
             return False
         if not self._flow.take_credit_now():

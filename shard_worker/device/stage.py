@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from chassis.transport.registered import MemoryRange
 from shard_worker import sampler
 from shard_worker.attention import device as paged
 from shard_worker.attention.cuda import WORKSPACE_BYTES, WRAPPER_BYTES, best
 from shard_worker.attention.device import AttentionShape, DeviceAttention, DeviceColumns, by_page
 from shard_worker.attention.interface import LayerKv
 from shard_worker.attention.pages import StepShape, decode_order, padded, scrap_step, widest_of
+from shard_worker.device.direct import DevicePool, flush_for, tensor_of
 from shard_worker.device.graphs import ROWS, Output, Recorder, Shapes, recorder_for
 from shard_worker.device.last_sampled import DeviceLastSampled
 from shard_worker.device.layers import DeviceLayers
@@ -45,6 +47,7 @@ class InFlight:
     ids: NDArray[np.int64] | None = None
     known: StepOutput | None = None
     masks: GrammarMasks = NO_MASKS
+    direct: MemoryRange | None = None
 
     def ready(self) -> bool:
         return self.out.passed()
@@ -55,7 +58,7 @@ class InFlight:
         if self.known is not None:
             return self.known
         if self.ids is None:
-            return StepOutput(self.activations, NO_IDS)
+            return StepOutput(self.activations, NO_IDS, direct=self.direct)
         token_ids, nan_rows = ids_of(self.ids)
         undrawn = self.masks.waiting_rows, self.masks.refused_rows
         return StepOutput(self.activations, token_ids, None, None, nan_rows, *undrawn)
@@ -113,6 +116,7 @@ class DeviceStage:
         self._attached: _Attached | None = None
         self.attention_reason: str | None = None  # why it is plain torch, if it is
         self._last: _Step | None = None
+        self._flush: Callable[[], None] | None = None  # before what a card has written is read
 
     # ---- memory ------------------------------------------------------------------------------------------
 
@@ -197,22 +201,32 @@ class DeviceStage:
 
     # ---- a step ------------------------------------------------------------------------------------------
 
-    def begin(self, inputs: StepInputs, activations: memoryview) -> InFlight:
-        """Of at least one token. The caller may reuse `activations` at once. Only one thread begins."""
+    @property
+    def sends_from(self) -> DevicePool:
+        """Where activations lie that were told to stay, until the stage is attached anew."""
+        return self._at.staging.pool
+
+    def begin(
+        self, inputs: StepInputs, activations: memoryview | MemoryRange, stays: bool = False
+    ) -> InFlight:
+        """Of at least one token. The caller may reuse `activations` at once, but a range of the device's
+        memory only when the result is there. `stays`: those that go out are left there. One thread begins."""
         with torch.inference_mode():
             staging = self._at.staging
             with staging.compute.working():
                 inputs = self._at.last_sampled.shaped(inputs)
             step = self._enqueue(inputs, activations)
             if self.weights.head is None:
+                if stays:
+                    kept = staging.keep(step.turn, step.hidden)
+                    return InFlight(step.turn.out, NO_BYTES, direct=kept)
                 sent = staging.leave(step.turn, step.hidden)
                 return InFlight(step.turn.out, sent)
             shaping = inputs.shaping
             if inputs.prompt_asks or (shaping is not None and len(shaping.logprob_rows)):
                 return self._told(step)
             if not len(inputs.sample_rows):
-                staging.end(step.turn)
-                return InFlight(step.turn.out, NO_BYTES)
+                return InFlight(staging.end(step.turn), NO_BYTES)
             with staging.compute.working():
                 logits = self._logits_of(step)
                 masks = NO_MASKS if shaping is None else masks_of(shaping.grammars)  # while it computes
@@ -252,7 +266,7 @@ class DeviceStage:
         assert self._attached is not None, "run before attach"
         return self._attached
 
-    def _enqueue(self, inputs: StepInputs, activations: memoryview) -> _Step:
+    def _enqueue(self, inputs: StepInputs, activations: memoryview | MemoryRange) -> _Step:
         at, num_tokens = self._at, len(inputs.token_ids)
         assert 0 < num_tokens <= at.memory.step_tokens_max
         assert self._takes or int(inputs.token_ids.max()) < self.weights.vocab_size
@@ -305,12 +319,20 @@ class DeviceStage:
         there.copy_(host, non_blocking=True)
         return layout, there
 
-    def _entering(self, turn: Turn, activations: memoryview, num_tokens: int) -> torch.Tensor | None:
+    def _entering(
+        self, turn: Turn, activations: memoryview | MemoryRange, num_tokens: int
+    ) -> torch.Tensor | None:
         """[T, hidden_size] of the stage before; None on the first."""
         if not self._takes:
             return None
         assert activations.nbytes == num_tokens * self._row_bytes
-        return self._at.staging.bring(turn, activations).view(self.dtype).view(num_tokens, -1)
+        if isinstance(activations, MemoryRange):
+            self._flush = self._flush or flush_for(self.device)
+            self._flush()
+            there = tensor_of(activations)
+        else:
+            there = self._at.staging.bring(turn, activations)
+        return there.view(self.dtype).view(num_tokens, -1)
 
     # ---- the end of the last stage -----------------------------------------------------------------------
 

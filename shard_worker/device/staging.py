@@ -5,7 +5,7 @@ a lane: another lane can be told to go on after it, the host can wait for it. So
 while the next one computes, and the next one's activations arrive before it does. Host buffers are pinned,
 without which no copy runs beside anything; each belongs to a turn, and a turn is taken again when its last
 results are out. Without streams (on the processor) all work is done when it is called, and marks are
-nothing.
+nothing. What a link reads from the device by itself (GPUDirect) does not leave it: `keep`.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from chassis.transport.registered import MemoryRange
+from shard_worker.device.direct import DevicePool, tensor_of
+
+_ALIGNMENT = 256  # bytes
 TURNS = 3  # steps under way: one being sent, one waiting to be, one computing
 
 
@@ -106,7 +110,7 @@ class Turn:
     columns: HostBuffer  # the packed step
     received: HostBuffer  # activations in
     arrived: torch.Tensor  # the same on the device
-    leaving: torch.Tensor  # activations out, on the device
+    leaving: MemoryRange  # activations out, on the device
     sent: HostBuffer
     ids: HostBuffer
     out: Mark = field(default_factory=Mark)  # all of its copies are over
@@ -116,19 +120,20 @@ class Staging:
     def __init__(self, device: torch.device, activation_bytes_max: int) -> None:
         """`activation_bytes_max`: of a step."""
         self.device = device
+        apart = -(-activation_bytes_max // _ALIGNMENT) * _ALIGNMENT
+        self.pool = DevicePool(TURNS * apart, device)
         self.compute, self.inward, self.outward = Lane(device), Lane(device), Lane(device)
-        self._turns = [self._turn(activation_bytes_max) for _ in range(TURNS)]
+        self._turns = [self._turn(i * apart, activation_bytes_max) for i in range(TURNS)]
         self._next = 0
 
-    def _turn(self, num_bytes: int) -> Turn:
+    def _turn(self, offset: int, num_bytes: int) -> Turn:
         def here() -> HostBuffer:
             return HostBuffer(self.device, num_bytes)
 
-        def there() -> torch.Tensor:
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-
+        arrived = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        leaving = MemoryRange(self.pool, offset, num_bytes)
         small = [HostBuffer(self.device) for _ in range(2)]
-        return Turn(small[0], here(), there(), there(), here(), small[1])
+        return Turn(small[0], here(), arrived, leaving, here(), small[1])
 
     def take(self) -> Turn:
         """Blocks while the step that had it last is not out."""
@@ -150,13 +155,22 @@ class Staging:
 
     def leave(self, turn: Turn, hidden: torch.Tensor) -> memoryview:
         """Sends a tensor that the next step may overwrite; the bytes are there when `turn.out` is."""
-        num_bytes = hidden.numel() * hidden.element_size()
-        with self.compute.working():
-            parting = turn.leaving[:num_bytes]
-            parting.view(hidden.dtype).view(hidden.shape).copy_(hidden)
-        host = turn.sent.upto(num_bytes)
+        parting = self._part(turn, hidden)
+        host = turn.sent.upto(len(parting))
         self._out(turn, parting, host)
         return host.numpy().data
+
+    def keep(self, turn: Turn, hidden: torch.Tensor) -> MemoryRange:
+        """The same, but it stays on the device; nothing overwrites it before the turn is taken again."""
+        parting = self._part(turn, hidden)
+        turn.out = self.compute.mark()
+        return MemoryRange(self.pool, turn.leaving.offset, len(parting))
+
+    def _part(self, turn: Turn, hidden: torch.Tensor) -> torch.Tensor:
+        with self.compute.working():
+            parting = tensor_of(turn.leaving)[: hidden.numel() * hidden.element_size()]
+            parting.view(hidden.dtype).view(hidden.shape).copy_(hidden)
+        return parting
 
     def leave_ids(self, turn: Turn, ids: torch.Tensor) -> NDArray[np.int64]:
         """[k] int64 that nothing overwrites."""
@@ -164,9 +178,10 @@ class Staging:
         self._out(turn, ids, host)
         return host.numpy()
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: Turn) -> Mark:
         """Of a step that sends nothing."""
         turn.out = self.compute.mark()
+        return turn.out
 
     def _out(self, turn: Turn, there: torch.Tensor, here: torch.Tensor) -> None:
         self.outward.after(self.compute.mark())

@@ -25,7 +25,8 @@ from chassis.transport.interface import Link
 from chassis.transport.kinds import Kind, Links
 from chassis.transport.nixl import NixlLinks, build_hello
 from chassis.transport.nixl_agent import KINDS, AgentError, Lanes, NixlAgent, Region, why_not
-from chassis.transport.nixl_wire import PREFIX, Said, build_said
+from chassis.transport.nixl_wire import PREFIX, Place, Said, build_said
+from chassis.transport.registered import MemoryRange
 from tests.chassis.link_peer import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -178,7 +179,7 @@ def test_whatever_the_library_raises_is_an_agents_error() -> None:
     tries: list[Callable[[], object]] = [
         lambda: agent.connect(b"metadata that is none"),
         lambda: agent.notify(b"to nobody"),
-        lambda: agent.write(Region(4096), 4096, 4096, b"not registered"),
+        lambda: agent.write(MemoryRange(Region(4096), 0, 4096), Place(4096, 4096), b"not registered"),
         lambda: agent.done(object()),
         lambda: agent.release(object()),
     ]
@@ -192,7 +193,8 @@ def test_whatever_the_library_raises_is_an_agents_error() -> None:
 def test_strangers_on_the_control_connection_end_alone(kind: str) -> None:
     """They greet as NIXL links and then send garbage, half messages, offers that can't be, or nothing."""
     rng = random.Random(2)
-    offer = struct.pack("<QQQHHI", 1 << 20, 1, 0, 1, 4, 3) + struct.pack("<QQ", 4096, 4096) + b"namexyz"
+    fixed = struct.pack("<QQQHHIhH", 1 << 20, 1, 0, 1, 4, 3, -1, 0)
+    offer = fixed + struct.pack("<QQ", 4096, 4096) + b"namexyz"
     words = [
         rng.randbytes(100),
         PREFIX.pack(0x51B0, Said.OFFER, 1 << 21),

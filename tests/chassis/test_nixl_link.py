@@ -4,6 +4,7 @@ Notifications in another order, writes that never end or can't be taken back, ag
 """
 
 import asyncio
+import dataclasses
 import random
 import struct
 import time
@@ -20,7 +21,8 @@ from chassis.transport.interface import Link, LinkOptions
 from chassis.transport.kinds import Kind, Links
 from chassis.transport.nixl import NixlLinks
 from chassis.transport.nixl_agent import AgentError, Lanes, Region
-from chassis.transport.nixl_wire import BadWire
+from chassis.transport.nixl_wire import BadWire, Place
+from chassis.transport.registered import Memory, MemoryRange
 
 OPTIONS = LinkOptions(slots=3, slot_bytes=4 << 20, send_timeout_s=0.3)
 new_id = id_source(time.time_ns)
@@ -31,12 +33,21 @@ class Fabric:
 
     def __init__(self) -> None:
         self.agents: dict[str, FakeAgent] = {}
-        self.holds = self.reverses = self.keeps = self.broken = False
+        self.holds = self.reverses = self.keeps = self.broken = self.no_peer_memory = False
+        self.waits_for = 3  # so many notifications are looked at together, if they are reversed
 
     def make(self, name: str, lanes: Lanes) -> "FakeAgent":
         assert name not in self.agents, "what a dead link left behind would be taken for this one's"
         self.agents[name] = FakeAgent(self, name)
         return self.agents[name]
+
+
+class FakePool(Region):
+    """Memory of a GPU, as far as a link can tell."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.device = 3
 
 
 class FakeAgent:
@@ -50,13 +61,17 @@ class FakeAgent:
         self.closed = False
         self.looks = 0
 
-    def register(self, regions: Iterable[Region]) -> None:
-        self.memory.update((region.address, region) for region in regions)
+    def register(self, regions: Iterable[Memory]) -> None:
+        for region in regions:
+            if region.device is not None and self._fabric.no_peer_memory:
+                raise AgentError("no kernel module lets the card reach the GPU")
+            assert isinstance(region, Region)
+            self.memory[region.address] = region
 
     def metadata(self) -> bytes:
         return self._name.encode()
 
-    def metadata_of(self, region: Region) -> bytes:
+    def metadata_of(self, region: Memory) -> bytes:
         return self._name.encode()
 
     def connect(self, metadata: bytes) -> None:
@@ -64,14 +79,23 @@ class FakeAgent:
         if self._peer is None:
             raise AgentError("no such agent")
 
-    def write(self, region: Region, size: int, address: int, note: bytes) -> object:
-        assert self._peer is not None and region.address in self.memory, "not registered"
-        target = self._peer.memory[address]
-        assert size <= target.capacity
+    def write(self, source: MemoryRange, place: Place, note: bytes) -> object:
+        assert self._peer is not None and source.memory.address in self.memory, "not registered"
+        target, at = self._peer.registered(place.address, source.nbytes)
+        assert target.device == place.device, "what the peer was told of its own memory"
         if not self._fabric.holds:
-            target.view[:size] = region.view[:size]
+            assert isinstance(source.memory, Region)
+            data = source.memory.view[source.offset : source.offset + source.nbytes]
+            target.view[at : at + source.nbytes] = data
             self._peer.inbox.append(note)
         return note
+
+    def registered(self, address: int, size: int) -> tuple[Region, int]:
+        """The memory, and where in it that lies."""
+        for memory in self.memory.values():
+            if memory.address <= address and address + size <= memory.address + memory.capacity:
+                return memory, address - memory.address
+        raise AssertionError("the peer has not registered that")
 
     def done(self, handle: object) -> bool:
         return not self._fabric.holds
@@ -88,7 +112,7 @@ class FakeAgent:
         self.looks += 1
         if self._fabric.broken:
             raise AgentError("the device is gone")
-        if self._fabric.reverses and len(self.inbox) < 3:
+        if self._fabric.reverses and len(self.inbox) < self._fabric.waits_for:
             return []
         notes, self.inbox = self.inbox, []
         return notes[::-1] if self._fabric.reverses else notes
@@ -287,12 +311,17 @@ def test_what_is_no_message_is_refused() -> None:
         wire.parse_grew,
     ]
     offer = wire.Offer("n", b"m" * 50, (wire.Place(4096, 1 << 18),) * 4, 1 << 20, 7, 9)
-    grew = wire.Grew(2, wire.Place(1, 2), b"xy")
+    second = tuple(wire.Place(8192 + i, 1 << 16, 3) for i in range(4))
+    direct = dataclasses.replace(offer, direct=second)
+    in_host = dataclasses.replace(offer, direct=tuple(dataclasses.replace(at, device=None) for at in second))
+    grew = wire.Grew(2, wire.Place(1, 2), b"xy", True)
     note = wire.Note(wire.Noted.INLINE, 7, 1, 2, 3, b"hhppp")
-    assert wire.parse_offer(wire.build_offer(offer)) == offer
+    for each in (offer, direct, in_host):
+        assert wire.parse_offer(wire.build_offer(each)) == each
     assert wire.parse_grew(wire.build_grew(grew)) == grew
     assert wire.parse_note(wire.build_note(note)) == note
-    good = [wire.build_offer(offer), wire.build_grew(grew), wire.build_note(note), wire.build_grow(1, 2)]
+    assert wire.parse_grow(wire.build_grow(1, 2, True)) == (1, 2, True)
+    good = [wire.build_offer(direct), wire.build_grew(grew), wire.build_note(note), wire.build_grow(1, 2)]
     for _ in range(3000):
         data = bytearray(rng.choice(good) if rng.random() < 0.7 else rng.randbytes(rng.randrange(80)))
         for _ in range(rng.randrange(4)):

@@ -1,4 +1,8 @@
-"""All links of a deployment over NIXL: the ring, results, control, kvstore's tiers; and a stage that dies."""
+"""All links of a deployment over NIXL: the ring, results, control, kvstore's tiers; and a stage that dies.
+
+Where stages compute in memory that links may reach, activations go from one's straight into the next one's:
+what GPUDirect is on GPUs, here with the engine of GPUs on the processor.
+"""
 
 import asyncio
 import json
@@ -8,12 +12,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from chassis.transport.nixl_agent import Lanes, why_not
+from shoal.launcher import Plan
 from shoal.nats_server import NatsServer
-from tests.e2e.rig import ROOT, Running, amid, draw_calls, running
+from tests.e2e.rig import ROOT, Answer, Running, amid, ask, call, draw_calls, running, until
 from tests.e2e.test_tiers import FOUND, TALK, plan, said, talk_and_evict
+from tests.shard_worker import tiny_models
 
 WITHOUT = why_not(Lanes.TCP)
 pytestmark = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
@@ -40,6 +47,38 @@ def test_a_deployment_without_a_plain_link(runner: asyncio.Runner, tmp_path: Pat
 
     env = {"SHOAL_CHASSIS_LINKS": f'{{ kinds = ["{kind}"] }}'}
     with running(runner, plan(tmp_path / "run", None, stages=2, env=env)) as shoal:
+        shoal.run(life(shoal))
+
+
+def test_activations_go_from_stage_to_stage_without_a_copy(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """Prompts larger than a first slot, too; and a stage is killed amid."""
+    folder, draw = tmp_path / "model", np.random.default_rng(6)
+    model = tiny_models.make_small(folder, "llama", hidden_size=512, max_position_embeddings=1024)
+    tiny_models.save_tokenizer(folder, tiny_models.SMALL_VOCAB)
+    prompts: list[list[int]] = [draw.integers(0, 80, n).tolist() for n in (3, 20, 400, 7)]
+    wanted = [tiny_models.greedy(model, prompt, 60) for prompt in prompts]
+    assert min(margin for _, margin in wanted) > tiny_models.MARGIN_MIN
+
+    async def life(shoal: Running) -> None:
+        async with shoal.client() as client:
+            answers = [Answer(call(prompt, 60, temperature=0.0)) for prompt in prompts]
+            async with asyncio.TaskGroup() as group:
+                for answer in answers:
+                    group.create_task(ask(client, answer))
+                await until(lambda: len(answers[0].ids) > 5, "a few tokens")
+                await shoal.kill("worker-1")
+            assert [answer.ids for answer in answers] == [ids for ids, _ in wanted]
+        stands = [line for line in shoal.log("worker-0").splitlines() if '"event":"stage stands"' in line]
+        assert len(stands) > 1 and all('"gpudirect":true' in line for line in stands)
+
+    direct = Plan(
+        model=str(folder),
+        run_dir=tmp_path / "run",
+        stages=2,
+        env={"SHOAL_CHASSIS_LINKS": '{ kinds = ["nixl+tcp"] }', "SHOAL_SHARD_WORKER_ENGINE": "device"},
+        flags={"shard_worker": ("--num-blocks", "200")},
+    )
+    with running(runner, direct) as shoal:
         shoal.run(life(shoal))
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from chassis.transport.registered import MemoryRange
 from shard_worker import sampler
 from shard_worker.attention.cuda import best
 from shard_worker.attention.pages import StepShape
 from shard_worker.attention.reference import ReferenceAttention
+from shard_worker.device.direct import DevicePool, flush_for, tensor_of
 from shard_worker.device.graphs import Output
 from shard_worker.device.stage import DeviceStage, MakeAttention
 from shard_worker.device.staging import TURNS
@@ -114,6 +116,71 @@ def test_is_the_torch_stage(
     assert all(bool(r.replayed) is recorded for r in replay)
     for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_activations_that_stay_on_the_device_are_the_same(recorded: bool) -> None:
+    """As a direct link carries them: from the memory one stage leaves them in to a slot of the next."""
+    parts = random_stage.split(VARIANTS["every option"], (1, 2, 3))
+    expected = logits_of([torch_stage(w) for w in parts])
+    stages = [device_stage(w, recorded=recorded, recorder=Replay()) for w in parts]
+    slot = DevicePool(1 << 20, CPU)
+    for inputs, theirs in zip(steps(), expected, strict=True):
+        carried: memoryview | MemoryRange = NO_BYTES
+        for stage in stages:
+            output = stage.begin(inputs, carried, stays=True).result()
+            assert not output.activations
+            if output.direct is not None:
+                assert output.direct.memory is stage.sends_from and output.direct.memory.device is None
+                carried = MemoryRange(slot, 512, output.direct.nbytes)
+                tensor_of(carried).copy_(tensor_of(output.direct))
+        assert output.direct is None, "the last stage gives none"
+        mine = stages[-1].logits(np.arange(len(inputs.token_ids)))
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_what_stays_holds_until_the_third_step_after_it() -> None:
+    stage = device_stage(random_stage.split(random_stage.model(), (2, 3))[0])
+    kept = []
+    for inputs in steps()[:TURNS]:
+        sent = stage.begin(inputs, NO_BYTES, stays=True).result().direct
+        assert sent is not None
+        kept.append((sent, tensor_of(sent).clone()))
+    for sent, content in kept:
+        assert torch.equal(tensor_of(sent), content)
+    assert len({sent.offset for sent, _ in kept}) == TURNS
+
+
+class Driver:
+    """CUDA's, as far as flushing goes."""
+
+    def __init__(self, ordering: int, result: int = 0) -> None:
+        self.ordering, self.result, self.flushed = ordering, result, 0
+
+    def cuDeviceGet(self, handle: Any, index: int) -> int:
+        assert index == 1
+        handle._obj.value = 7
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:
+        assert (attribute, device.value) == (118, 7)
+        value._obj.value = self.ordering
+        return self.result
+
+    def cuFlushGPUDirectRDMAWrites(self, target: int, scope: int) -> int:
+        assert (target, scope) == (0, 100)
+        self.flushed += 1
+        return self.result
+
+
+def test_writes_of_a_card_are_flushed_where_the_gpu_does_not_order_them() -> None:
+    gpu = torch.device("cuda", 1)
+    for ordering, flushes in ((0, 1), (100, 0), (200, 0)):
+        driver = Driver(ordering)
+        flush_for(gpu, lambda found=driver: found)()  # type: ignore[misc]
+        assert driver.flushed == flushes
+    with pytest.raises(RuntimeError, match="cuDeviceGetAttribute: CUDA error 801"):
+        flush_for(gpu, lambda: Driver(0, 801))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4", "keep"])

@@ -14,6 +14,8 @@ from chassis.messages.request import Sampling
 from chassis.ports import Ports
 from chassis.trace import SpanRing
 from chassis.transport.interface import Frame
+from chassis.transport.nixl_agent import Region
+from chassis.transport.registered import MemoryRange
 from shard_worker.compute import Compute, ComputeThread, InlineCompute
 from shard_worker.executor import U32, Loaded, ModelFacts, StageSpec, StepInputs, StepOutput, StepUnderWay
 from shard_worker.inputs import SlotTables, TableLimits
@@ -26,6 +28,7 @@ class Arrived:
     def __init__(self, header: bytes) -> None:
         self.header = header
         self.payload = memoryview(b"")
+        self.direct: MemoryRange | None = None
         self.released = 0
 
     def release(self) -> None:
@@ -60,6 +63,17 @@ class SlowLink:
 
     def close(self) -> None:
         self.closed = True
+
+
+class SlowDirectLink(SlowLink):
+    """Reads the device's memory at the end of a send."""
+
+    takes_direct = True
+
+    async def send_direct(self, header: bytes, payload: MemoryRange) -> None:
+        assert isinstance(payload.memory, Region)
+        view = payload.memory.view[payload.offset : payload.offset + payload.nbytes]
+        await self.send(header, view)
 
 
 class Counting:
@@ -97,16 +111,27 @@ class OnDevice(Counting):
         self.log: list[str] = []
         self.may_end = threading.Event()
         self.may_end.set()
+        self.pool = Region(4096)
+        self.entered: list[memoryview | MemoryRange] = []
 
-    def begin(self, inputs: StepInputs, activations: memoryview) -> StepUnderWay:
+    def begin(
+        self, inputs: StepInputs, activations: memoryview | MemoryRange, stays: bool = False
+    ) -> StepUnderWay:
         self.begun += 1
+        self.entered.append(activations)
         self.log.append(f"{self.begun} begins")
-        return _UnderWay(self, self.begun)
+        return _UnderWay(self, self.begun, stays)
+
+    def slots_on(self, num_bytes: int) -> Region:
+        return Region(num_bytes)
+
+    def sends_from(self) -> Region:
+        return self.pool
 
 
 class _UnderWay:
-    def __init__(self, device: OnDevice, number: int) -> None:
-        self.device, self.number = device, number
+    def __init__(self, device: OnDevice, number: int, stays: bool) -> None:
+        self.device, self.number, self.stays = device, number, stays
 
     def ready(self) -> bool:
         return self.device.may_end.is_set()
@@ -114,14 +139,24 @@ class _UnderWay:
     def result(self) -> StepOutput:
         assert self.device.may_end.wait(5)
         self.device.log.append(f"{self.number} ends")
-        return self.device.run(None, memoryview(b""))  # type: ignore[arg-type]
+        output = self.device.run(None, memoryview(b""))  # type: ignore[arg-type]
+        if not self.stays:
+            return output
+        at = MemoryRange(self.device.pool, self.number % 3 * 256, 4)  # that of the third step before
+        self.device.pool.view[at.offset : at.offset + 4] = output.activations
+        return StepOutput(memoryview(b""), output.token_ids, direct=at)
 
 
 class Rig:
     def __init__(
-        self, send_s: float, compute_s: float, kind: type[Counting] = Counting, threaded: bool = False
+        self,
+        send_s: float,
+        compute_s: float,
+        kind: type[Counting] = Counting,
+        threaded: bool = False,
+        direct: bool = False,
     ) -> None:
-        self.link = SlowLink(send_s)
+        self.link = SlowDirectLink(send_s) if direct else SlowLink(send_s)
         self.executor = kind()
         self.compute: Compute = ComputeThread() if threaded else InlineCompute(lambda: compute_s)
         self.failures: list[tuple[int, str]] = []
@@ -135,7 +170,7 @@ class Rig:
             lambda epoch, cause: self.failures.append((epoch, cause)),
             InlineCompute(),
         )
-        self.place = Place(Epoch(1), 0, False, self.link)
+        self.place = Place(Epoch(1), 0, False, self.link, stays=direct)
         self.runner.stand(self.place)
         self.tables = SlotTables(TableLimits(4, 4, 8, 32, 8))
         self.frames: list[Arrived] = []
@@ -233,6 +268,25 @@ def test_what_needs_no_waiting_is_sent_where_it_was_computed() -> None:
 
     run(rig, body)
     assert [payload for _, payload in rig.link.sent] == [bytes([i]) * 4 for i in range(1, 7)]
+    assert all(f.released == 1 for f in rig.frames) and rig.failures == []
+
+
+def test_what_a_direct_link_reads_is_not_overwritten_before() -> None:
+    rig = Rig(send_s=1.0, compute_s=0, kind=OnDevice, direct=True)
+    rig.link.quick = True
+    slot = MemoryRange(Region(4096), 0, 4)
+
+    async def body() -> None:
+        for number in range(1, 8):
+            rig.put(number)
+            rig.frames[-1].direct = slot if number > 1 else None
+        await asyncio.sleep(0.5)
+        assert rig.executor.runs == 3, "as many as the device keeps"
+        await asyncio.sleep(9)
+
+    run(rig, body)
+    assert [payload for _, payload in rig.link.sent] == [bytes([i]) * 4 for i in range(1, 8)]
+    assert isinstance(rig.executor, OnDevice) and rig.executor.entered[1:] == [slot] * 6
     assert all(f.released == 1 for f in rig.frames) and rig.failures == []
 
 

@@ -73,6 +73,7 @@ class _Changed:
 
     def __init__(self, frame: Frame, header: bytes) -> None:
         self.header, self.payload, self.release = header, frame.payload, frame.release
+        self.direct = frame.direct
 
 
 class DeceivedWorker(ShardWorker):
