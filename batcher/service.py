@@ -180,6 +180,7 @@ class Batcher:
         self._fetcher.stop()
         self._arrivals.closed = True
         until = loop.time() + self._config.drain_timeout_ms / 1000
+        self._tell(ev.Tick(loop.time()))  # a turn: perhaps nothing is held
         try:
             async with asyncio.timeout_at(until):
                 await self._idle.wait()

@@ -125,6 +125,17 @@ async def _leave(world: World, who: str) -> float:
     return loop.time() - began
 
 
+def test_a_batcher_that_holds_nothing_leaves_at_once() -> None:
+    """It used to wait for something to happen, and then said that requests were left."""
+
+    async def main() -> None:
+        async with deployment(num_stages=2) as world:
+            await asyncio.sleep(5.25)  # between two empty steps
+            assert await _leave(world, "batcher") < 0.1
+
+    run(main())
+
+
 @pytest.mark.parametrize("who", ["worker0", "worker1"])
 def test_a_worker_without_a_spare_that_serves_nobody_leaves_at_once(who: str) -> None:
     """It used to wait for its batcher in vain; the pipeline stands again when it comes back."""
