@@ -145,7 +145,7 @@ def build_leader(config: Config, ports: Ports, words: Sequence[str] | None) -> O
         raise LoadFailed(f"ranks_listen {config.ranks_listen}: {error}") from None
     processes = None  # they take as long to begin as what follows
     if words is not None and not config.ranks_listen:
-        processes = RankProcesses(ranks, listener, words)
+        processes = RankProcesses(ranks, listener, words, gpu_of(config.device))
     from shard_worker.ranks.executor import LeaderExecutor
     from shard_worker.ranks.leader import Followers
     from shard_worker.ranks.worker import LeaderWorker
@@ -162,6 +162,16 @@ def build_leader(config: Config, ports: Ports, words: Sequence[str] | None) -> O
         processes=processes,
         measure=partial(measure_ranks, config),
     )
+
+
+def gpu_of(device: str) -> int | None:
+    """None: it is the processor. Raises LoadFailed."""
+    if device == "cpu":
+        return None  # without torch, which takes a second
+    from shard_worker.device.choice import chosen
+
+    found = chosen(device)
+    return None if found.type == "cpu" else found.index or 0
 
 
 def take_room(config: Config, executor: "RankExecutor") -> None:

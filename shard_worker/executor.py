@@ -55,6 +55,20 @@ class StageSpec:
     step_tokens_max: int
 
 
+def check_spec(spec: StageSpec, num_layers: int) -> None:
+    """Whether a model of so many layers has such a stage. Raises LoadFailed."""
+    if not 0 <= spec.first_layer < spec.end_layer <= num_layers:
+        raise LoadFailed(
+            f"layers {spec.first_layer} to {spec.end_layer}: out of {num_layers}, and at least one"
+        )
+    if (spec.stage == 0) != (spec.first_layer == 0):
+        raise LoadFailed(f"stage {spec.stage} can't begin at layer {spec.first_layer}")
+    if (spec.stage == spec.num_stages - 1) != (spec.end_layer == num_layers):
+        raise LoadFailed(f"stage {spec.stage} of {spec.num_stages} can't end at layer {spec.end_layer}")
+    if spec.block_size_tokens < 1 or spec.step_tokens_max < 1:
+        raise LoadFailed("block size and tokens per step must be at least 1")
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     num_blocks: int

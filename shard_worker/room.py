@@ -20,9 +20,7 @@ class Room:
 
 def room_of(executor: TorchExecutor, config: EngineConfig, weights_mb: int) -> Room:
     """`weights_mb`: what weights may take; 0: on a device a share of what it has, else no bound."""
-    bound = weights_mb << 20
-    if not bound and executor.device.type == "cuda":
-        bound = int(torch.cuda.get_device_properties(executor.device).total_memory * DEVICE_SHARE)
+    bound = bound_of(executor.device, weights_mb)
     if not bound:
         return Room(0, 0.0)
     num_layers = executor.facts.num_layers
@@ -33,14 +31,26 @@ def room_of(executor: TorchExecutor, config: EngineConfig, weights_mb: int) -> R
     return Room(max(1, int(bound / layer)), ends / 2 / layer)
 
 
+def bound_of(device: torch.device, weights_mb: int) -> int:
+    """Bytes; 0: none."""
+    if weights_mb or device.type != "cuda":
+        return weights_mb << 20
+    return int(torch.cuda.get_device_properties(device).total_memory * DEVICE_SHARE)
+
+
+def held_as(device: torch.device, config: EngineConfig) -> tuple[str, str]:
+    """Type and quantisation of weights in memory: a device has them expanded."""
+    if device.type == "cpu":
+        return config.dtype, config.quantize
+    return "float32" if config.dtype == "float32" else "bfloat16", "none"
+
+
 def weight_bytes(executor: TorchExecutor, config: EngineConfig, first: int, end: int) -> int:
     """Of a layer range with what belongs to it, as held in memory."""
     checkpoint, model = executor.checkpoint, executor.checkpoint.config
     if model.family in FAMILIES:
         weights = stage_weights(checkpoint, first, end)
-        if executor.device.type == "cpu":
-            return kept_bytes(weights, config.dtype, config.quantize)
-        return kept_bytes(weights, "float32" if config.dtype == "float32" else "bfloat16", "none")  # expanded
+        return kept_bytes(weights, *held_as(executor.device, config))
     ends = int(first == 0) + int(end == model.num_layers)  # embedding and head
     params = (end - first) * model.layer_params + ends * model.vocab_size * model.hidden_size
     return params * precision_of(DTYPES[config.dtype]).compute.itemsize

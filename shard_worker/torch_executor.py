@@ -30,12 +30,12 @@ from shard_worker.executor import (
     StageSpec,
     StepInputs,
     StepOutput,
+    check_spec,
 )
 from shard_worker.formats import BITS, QUANTIZE, digest_as_kept, packs_some, prepared_stage
 from shard_worker.hf_dir import HfCheckpoint
 from shard_worker.kv_pages import HostPages
 from shard_worker.last_sampled import LastSampled
-from shard_worker.model.config import ModelConfig
 from shard_worker.model.families import FAMILIES, stage_weights
 from shard_worker.model.layers import DTYPES, Precision, precision_of
 from shard_worker.model.stage import Stage, StageMemory, Total
@@ -166,7 +166,7 @@ class TorchExecutor:
         return self._int8_activations
 
     def load(self, spec: StageSpec) -> Loaded:
-        check_spec(spec, self._checkpoint.config)
+        check_spec(spec, self._checkpoint.config.num_layers)
         return self._loaded(spec, self._is_new(spec))
 
     def _is_new(self, spec: StageSpec) -> bool:
@@ -204,8 +204,8 @@ class TorchExecutor:
                 stage = stage or self._make_stage(spec)
             heads, form = self._kv_of(stage)
             num_blocks = self._num_blocks(spec, stage)
-            if isinstance(stage, DeviceStage):
-                kv = stage.allocate(num_blocks, spec.block_size_tokens)
+            if (there := self._there(stage)) is not None:
+                kv = there.allocate(num_blocks, spec.block_size_tokens)
                 pages: Pages = DevicePages(kv, spec.block_size_tokens)
             else:
                 kv = kv_tensors.allocate(heads, num_layers, num_blocks, spec.block_size_tokens, form)
@@ -227,9 +227,9 @@ class TorchExecutor:
         config, num_layers = self._config, spec.end_layer - spec.first_layer
         heads, form = self._kv_of(stage)
         block_bytes = kv_tensors.bytes_per_block(heads, num_layers, spec.block_size_tokens, form)
-        if isinstance(stage, DeviceStage):
+        if (there := self._there(stage)) is not None:
             num_blocks = num_blocks_of(
-                stage, spec, config.num_blocks, config.device_memory, config.kv_memory_mb
+                there, spec, config.num_blocks, config.device_memory, config.kv_memory_mb
             )
         else:
             num_blocks = config.num_blocks or (config.kv_memory_mb << 20) // block_bytes
@@ -241,19 +241,33 @@ class TorchExecutor:
 
     def _make_stage(self, spec: StageSpec) -> Stage:
         """Raises LoadFailed."""
-        by_library = self._config.engine == "transformers" or self._checkpoint.config.family == FAMILY
-        if self._device.type != "cpu" and (by_library or self._config.engine in ("native", "torch")):
-            how = "the transformers library" if by_library else f"engine {self._config.engine}"
-            raise LoadFailed(f"device {self._device}: {how} computes on the processor")
-        if by_library:
+        if (reason := self._not_there()) is not None:
+            raise LoadFailed(reason)
+        if self._by_library:
             return self._transformers_stage(spec)
         weights = stage_weights(FiniteWeights(self._checkpoint), spec.first_layer, spec.end_layer)
-        if self._device.type != "cpu" or self._config.engine == "device":
-            return DeviceStage(weights, self._precision.dtype, self._device, quantize=self._config.quantize)
         return self._stage_of(weights)
 
+    @property
+    def _by_library(self) -> bool:
+        return self._config.engine == "transformers" or self._checkpoint.config.family == FAMILY
+
+    def _not_there(self) -> str | None:
+        """Why this can't compute on its device; None: it can."""
+        if self._device.type == "cpu" or not (self._by_library or self._config.engine in ("native", "torch")):
+            return None
+        how = "the transformers library" if self._by_library else f"engine {self._config.engine}"
+        return f"device {self._device}: {how} computes on the processor"
+
+    def _there(self, stage: Stage) -> DeviceStage | None:
+        """What has memory on a device of such a stage."""
+        return stage if isinstance(stage, DeviceStage) else None
+
     def _stage_of(self, weights: StageWeights, total: Total | None = None) -> Stage:
-        """On the processor; `total`: over ranks. Raises LoadFailed."""
+        """`total`: over ranks. Raises LoadFailed."""
+        if self._device.type != "cpu" or self._config.engine == "device":
+            dtype, quantize = self._precision.dtype, self._config.quantize
+            return DeviceStage(weights, dtype, self._device, quantize=quantize, total=total)
         if (native := self._native_stage(weights, total)) is not None:
             return native
         if self._config.quantize in BITS:
@@ -327,8 +341,8 @@ class TorchExecutor:
     def copy_blocks(self, sources: U32, targets: U32) -> None:
         resident = self._resident
         assert resident is not None, "copy before load"
-        if isinstance(resident.stage, DeviceStage):
-            resident.stage.copy_blocks(sources, targets)
+        if (there := self._there(resident.stage)) is not None:
+            there.copy_blocks(sources, targets)
         else:
             assert isinstance(resident.pages, HostPages)
             resident.pages.copy(sources, targets)
@@ -374,16 +388,3 @@ class TorchExecutor:
     def take_room(self, layers_max: int, head_layers: float) -> None:
         """How many layers there is memory for, and what embedding or head takes of that."""
         self._facts = replace(self._facts, layers_max=layers_max, head_layers=head_layers)
-
-
-def check_spec(spec: StageSpec, model: ModelConfig) -> None:
-    if not 0 <= spec.first_layer < spec.end_layer <= model.num_layers:
-        raise LoadFailed(
-            f"layers {spec.first_layer} to {spec.end_layer}: out of {model.num_layers}, and at least one"
-        )
-    if (spec.stage == 0) != (spec.first_layer == 0):
-        raise LoadFailed(f"stage {spec.stage} can't begin at layer {spec.first_layer}")
-    if (spec.stage == spec.num_stages - 1) != (spec.end_layer == model.num_layers):
-        raise LoadFailed(f"stage {spec.stage} of {spec.num_stages} can't end at layer {spec.end_layer}")
-    if spec.block_size_tokens < 1 or spec.step_tokens_max < 1:
-        raise LoadFailed("block size and tokens per step must be at least 1")

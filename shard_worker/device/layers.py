@@ -4,7 +4,7 @@ types.
 Weights, activations and KV are of one type; norms and rotations are calculated in float32. What a
 checkpoint or `quantize` holds in packed integers is expanded to that type: the numbers are the quantised
 ones, the memory is not. Nothing here waits for the device or looks at a number, so that all of it can be
-recorded.
+recorded; sums over ranks are put into the same order of work.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from shard_worker.attention.interface import LayerKv, StepAttention
 from shard_worker.formats import BITS, OUTSIDE_BITS_MIN, prepared
 from shard_worker.model import stage_weights
 from shard_worker.model.layers import Rotation, rms_norm, rotation
+from shard_worker.model.stage import Total
 from shard_worker.model.stage_weights import (
     F32,
     Activation,
@@ -97,9 +98,15 @@ class DeviceLayers:
     """[T] tokens at a time; hidden is [T, hidden_size] of `dtype`."""
 
     def __init__(
-        self, weights: StageWeights, dtype: torch.dtype, device: torch.device, quantize: str
+        self,
+        weights: StageWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantize: str,
+        total: Total | None = None,
     ) -> None:
-        """Raises LoadFailed."""
+        """`total`: where the weights are one rank's, over all of them. Raises LoadFailed."""
+        self._total = total
         self.weights, self.dtype, self.device = weights, dtype, device
         move = Mover(device, dtype, quantize)
         self._ropes: list[Rope] = []
@@ -160,16 +167,22 @@ class DeviceLayers:
                 softcap=weights.attention_softcap,
                 window=layer.window,
             )
-            mixed = layer.out(mixed)
+            mixed = self._of_all(layer.out(mixed))
             if layer.post_attention_norm is not None:
                 mixed = rms_norm(mixed, layer.post_attention_norm, eps)
             hidden = hidden + mixed
             gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
-            inner = layer.down(self._activated(gate) * up)
+            inner = self._of_all(layer.down(self._activated(gate) * up))
             if layer.post_mlp_norm is not None:
                 inner = rms_norm(inner, layer.post_mlp_norm, eps)
             hidden = hidden + inner
         return hidden
+
+    def _of_all(self, added: torch.Tensor) -> torch.Tensor:
+        """What the layer adds, of what this rank does."""
+        if self._total is None:
+            return added
+        return self._total(added.float().contiguous()).to(self.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[k, vocab_size] float32, on the last stage."""

@@ -6,8 +6,9 @@ replayed, others run as they come. On the processor all of it runs the same way,
 Numbers depend on who shares a step, in the last bits: libraries choose kernels by shape.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,46 +23,20 @@ from shard_worker.attention.interface import LayerKv
 from shard_worker.attention.pages import StepShape, decode_order, padded, scrap_step, widest_of
 from shard_worker.device.direct import DevicePool, flush_for, tensor_of
 from shard_worker.device.graphs import ROWS, Output, Recorder, Shapes, recorder_for
+from shard_worker.device.in_flight import NO_IDS, InFlight
 from shard_worker.device.last_sampled import DeviceLastSampled
 from shard_worker.device.layers import DeviceLayers
 from shard_worker.device.packing import Field, Layout, Sizes, layout_of, pack, sizes_of
 from shard_worker.device.sampling import ids_of, sample
-from shard_worker.device.staging import DeviceBuffer, Mark, Staging, Turn
+from shard_worker.device.staging import DeviceBuffer, Staging, Turn
 from shard_worker.executor import I64, U32, StepInputs, StepOutput
 from shard_worker.grammar_masks import NO_MASKS, GrammarMasks, masks_of
-from shard_worker.model.stage import NO_BYTES, StageMemory
+from shard_worker.model.stage import NO_BYTES, StageMemory, Total
 from shard_worker.model.stage_weights import StageWeights
 
 MakeAttention = Callable[[AttentionShape, torch.device], tuple[DeviceAttention, str | None]]
-NO_IDS = np.empty(0, np.uint32)
 NO_ROWS = np.empty(0, np.int64)
 TORCH_TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A step that the device works on."""
-
-    out: Mark
-    activations: memoryview
-    ids: NDArray[np.int64] | None = None
-    known: StepOutput | None = None
-    masks: GrammarMasks = NO_MASKS
-    direct: MemoryRange | None = None
-
-    def ready(self) -> bool:
-        return self.out.passed()
-
-    def result(self) -> StepOutput:
-        """Blocks until it is out; holds until the `staging.TURNS`-th step after it begins."""
-        self.out.wait()
-        if self.known is not None:
-            return self.known
-        if self.ids is None:
-            return StepOutput(self.activations, NO_IDS, direct=self.direct)
-        token_ids, nan_rows = ids_of(self.ids)
-        undrawn = self.masks.waiting_rows, self.masks.refused_rows
-        return StepOutput(self.activations, token_ids, None, None, nan_rows, *undrawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +78,18 @@ class DeviceStage:
         recorded: bool = True,
         make_attention: MakeAttention = best,
         recorder: Recorder | None = None,
+        total: Total | None = None,
     ) -> None:
-        """`recorded`: pad steps of decodes and replay them, by `recorder` (None: as the device can).
+        """`recorded`: pad steps of decodes and replay them, by `recorder` (None: as the device can); `total`:
+        where the weights are one rank's, over all of them, whose sums are not recorded.
 
         Raises LoadFailed.
         """
         self.weights, self.dtype, self.device = weights, dtype, device
-        self._recorded, self._make_attention, self._given_recorder = recorded, make_attention, recorder
+        self._recorded = recorded and total is None
+        self._make_attention, self._given_recorder = make_attention, recorder
         with torch.inference_mode():
-            self._layers = DeviceLayers(weights, dtype, device, quantize)
+            self._layers = DeviceLayers(weights, dtype, device, quantize, total)
         self._row_bytes = weights.hidden_size * dtype.itemsize
         self._attached: _Attached | None = None
         self.attention_reason: str | None = None  # why it is plain torch, if it is
@@ -236,7 +214,7 @@ class DeviceStage:
 
     def copy_blocks(self, sources: U32, targets: U32) -> None:
         """In the order of steps: within the lane that computes."""
-        with torch.inference_mode(), self._at.staging.compute.working():
+        with self.in_order():
             pairs = np.stack((sources, targets)).astype(np.int64)
             taken, put = torch.from_numpy(pairs).to(self.device)
             for layer in self._at.memory.kv:
@@ -244,8 +222,9 @@ class DeviceStage:
                     pages[put] = pages[taken]
 
     def run(self, inputs: StepInputs, activations: memoryview, wanted: I64 | None = None) -> memoryview:
+        """Whoever calls knows all ids."""
         with torch.inference_mode():
-            step = self._enqueue(inputs, activations)
+            step = self._enqueue(replace(inputs, ahead=None), activations)
             sent, staging = NO_BYTES, self._at.staging
             if self.weights.head is None:
                 sent = staging.leave(step.turn, step.hidden)
@@ -255,11 +234,21 @@ class DeviceStage:
         return sent
 
     def logits(self, tokens: I64) -> torch.Tensor:
-        """On the host: for checks."""
+        """On the host."""
+        with self.in_order():
+            return self.logits_there(tokens).cpu()
+
+    def logits_there(self, tokens: I64) -> torch.Tensor:
+        """On the device; to be called `in_order`."""
         assert self._last is not None
+        at = torch.from_numpy(tokens).to(self.device)
+        return self._layers.logits(self._last.hidden[at])
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """What torch is told inside comes after the steps that were begun."""
         with torch.inference_mode(), self._at.staging.compute.working():
-            at = torch.from_numpy(tokens).to(self.device)
-            return self._layers.logits(self._last.hidden[at]).cpu()
+            yield
 
     @property
     def _at(self) -> _Attached:

@@ -7,7 +7,8 @@ tells the others, in the same order, so that all stand alike after every call; w
 from collections.abc import Callable
 
 from shard_worker import kv_tensors
-from shard_worker.executor import U32, Loaded, LoadFailed, Pages, StageSpec
+from shard_worker.device.stage import DeviceStage
+from shard_worker.executor import U32, Loaded, LoadFailed, Pages, StageSpec, check_spec
 from shard_worker.formats import is_finite
 from shard_worker.model.families import FAMILIES, stage_weights
 from shard_worker.model.stage import Stage
@@ -22,9 +23,8 @@ from shard_worker.ranks.shares import Share, inner_unit, refusal, shares
 from shard_worker.ranks.split import packed_unit, rank_weights, refuse_what_is_no_number
 from shard_worker.ranks.stage import EmbeddingPart, LeaderStage, RankStage
 from shard_worker.ranks.words import Load, pack, pack_copy
-from shard_worker.room import Room
-from shard_worker.torch_executor import EngineConfig, TorchExecutor, check_spec
-from shard_worker.transformers_config import FAMILY
+from shard_worker.room import Room, bound_of, held_as
+from shard_worker.torch_executor import EngineConfig, TorchExecutor
 
 
 class RankExecutor(TorchExecutor):
@@ -42,13 +42,11 @@ class RankExecutor(TorchExecutor):
         self._agree: Callable[[int], int] | None = None
 
     def _unshared(self) -> str | None:
-        if self._device.type != "cpu" or self._config.engine == "device":
-            return f"the stage of device {self._device} has no ranks yet, only the processor's"
-        if self._config.engine == "transformers" or self._checkpoint.config.family == FAMILY:
+        if self._by_library:
             return "a model run by the transformers library can't be shared out"
         if self._checkpoint.config.family not in FAMILIES:
             return "no file here describes the layers of this model"
-        return None
+        return self._not_there()
 
     @property
     def settings(self) -> str:
@@ -58,10 +56,11 @@ class RankExecutor(TorchExecutor):
         return f"dtype {config.dtype}, quantize {config.quantize}, engine {config.engine}, device {device}"
 
     def room(self, weights_mb: int) -> Room:
-        """For layers within `weights_mb` at this rank; 0: there is no bound."""
+        """For layers within `weights_mb` at this rank; 0: a device's share, else no bound."""
         model, config = self._checkpoint, self._config
         whole = stage_weights(model, 0, model.config.num_layers)
-        return room_of_share(whole, self._shares(whole)[self.rank], config.dtype, config.quantize, weights_mb)
+        share, bound = self._shares(whole)[self.rank], bound_of(self.device, weights_mb)
+        return room_of_share(whole, share, *held_as(self.device, config), bound)
 
     def _shares(self, whole: StageWeights) -> tuple[Share, ...]:
         return shares(whole, self.ranks, inner_unit(whole, self.ranks, packed_unit(whole)))
@@ -86,6 +85,9 @@ class RankExecutor(TorchExecutor):
             return stage.inner.weights, stage.inner.kv_form
         heads: StageWeights = stage.inner.weights  # type: ignore[attr-defined]
         return heads, kv_tensors.KvForm(self._precision.compute)
+
+    def _there(self, stage: Stage) -> DeviceStage | None:
+        return stage.inner if isinstance(stage, RankStage) and isinstance(stage.inner, DeviceStage) else None
 
     def _num_blocks(self, spec: StageSpec, stage: Stage) -> int:
         assert self._agree is not None
@@ -138,7 +140,7 @@ class LeaderExecutor(RankExecutor):
         return self._followers.agree(own)
 
     def load(self, spec: StageSpec) -> Loaded:
-        check_spec(spec, self._checkpoint.config)
+        check_spec(spec, self._checkpoint.config.num_layers)
         anew = self._is_new(spec)
         self._followers.tell(Kind.LOAD, pack(Load.of(spec, anew)))
         self._agreed = not anew

@@ -24,9 +24,9 @@ def listening(address: str, ranks: int) -> socket.socket:
 
 
 class RankProcesses:
-    def __init__(self, ranks: int, listener: socket.socket, words: Sequence[str]) -> None:
-        """`words`: how this process was called. To be made by a thread that lives as long as the process:
-        the kernel watches that."""
+    def __init__(self, ranks: int, listener: socket.socket, words: Sequence[str], gpu: int | None) -> None:
+        """`words`: how this process was called; `gpu`: that it computes on, if it is one: the others take the
+        next ones. To be made by a thread that lives as long as the process: the kernel watches that."""
         host, port = listener.getsockname()[:2]
         env = {**os.environ, LAUNCHER_PID: str(os.getpid())}
         self._processes = [
@@ -34,6 +34,7 @@ class RankProcesses:
                 [
                     *(sys.executable, "-m", "shard_worker", *words),
                     *("--rank", str(rank), "--leader", f"{host}:{port}", "--metrics-address="),
+                    *([] if gpu is None else ["--device", f"cuda:{gpu + rank}"]),
                 ],
                 stdin=subprocess.DEVNULL,
                 env=env,

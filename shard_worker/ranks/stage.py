@@ -6,11 +6,13 @@ the others of each run before its own; who failed in the middle of one is out of
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from shard_worker.device.stage import DeviceStage
 from shard_worker.executor import I64, U32, StepInputs
 from shard_worker.formats import OUTSIDE_BITS_MIN, dequantize, prepared
 from shard_worker.model.stage import NO_BYTES, Stage, StageMemory
@@ -57,6 +59,7 @@ class RankStage:
     ) -> None:
         self.inner, self.shares = inner, shares
         self._collective, self._embedding = collective, embedding
+        self._on_device = inner if isinstance(inner, DeviceStage) else None
 
     def attach(self, memory: StageMemory) -> None:
         self.inner.attach(memory)
@@ -70,14 +73,28 @@ class RankStage:
         return self.inner.run(inputs, activations, wanted)
 
     def _embedded(self, embedding: EmbeddingPart, ids: U32) -> memoryview:
-        hidden = self._collective.sum(embedding.rows(ids)).mul_(embedding.scale).to(embedding.dtype)
+        with self._in_order():
+            rows = embedding.rows(ids)
+            if self._on_device is not None:
+                rows = rows.to(self._on_device.device)
+            hidden = self._collective.sum(rows).mul_(embedding.scale).to(embedding.dtype).cpu()
         return hidden.view(-1).view(torch.uint8).numpy().data
 
     def logits(self, tokens: I64) -> torch.Tensor:
         """Of its own part of the vocabulary, which the leader takes in."""
-        own = self.inner.logits(tokens).float().contiguous()
-        self._collective.gather(own, [len(share.vocabulary) for share in self.shares])
-        return own
+        with self._in_order():
+            own, _ = self._gathered(tokens)
+            return own
+
+    def _gathered(self, tokens: I64) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Its own, and at the leader all."""
+        found = self.inner.logits(tokens) if self._on_device is None else self._on_device.logits_there(tokens)
+        own = found.float().contiguous()
+        return own, self._collective.gather(own, [len(share.vocabulary) for share in self.shares])
+
+    def _in_order(self) -> AbstractContextManager[None]:
+        """What a device and its ranks are told comes after the step."""
+        return nullcontext() if self._on_device is None else self._on_device.in_order()
 
 
 class LeaderStage(RankStage):
@@ -106,11 +123,9 @@ class LeaderStage(RankStage):
     def logits(self, tokens: I64) -> torch.Tensor:
         self._tell(Kind.LOGITS, np.ascontiguousarray(tokens, np.int64).tobytes())
         try:
-            return self._gathered(self.inner.logits(tokens).float().contiguous())
+            with self._in_order():
+                _, parts = self._gathered(tokens)
+                return torch.cat(parts, 1).cpu()
         except BaseException as error:
             self._lose(f"a step's logits failed: {error}")
             raise
-
-    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
-        parts = self._collective.gather(own, [len(share.vocabulary) for share in self.shares])
-        return torch.cat(parts, 1)

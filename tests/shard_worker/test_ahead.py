@@ -17,6 +17,7 @@ from shard_worker.native import library
 from shard_worker.native.tables import NativeTables
 from shard_worker.torch_executor import EngineConfig, TorchExecutor
 from tests.shard_worker import tiny_models
+from tests.shard_worker.ranks_rig import stages
 
 BLOCK, NUM_BLOCKS, CONTEXT, SLOTS = 4, 80, 64, 6
 NOTHING = memoryview(b"")
@@ -206,10 +207,23 @@ def executors(folder: Path, engine: str) -> tuple[Executor, int]:
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("engine", ["fake", "native", "torch", "device"])
 def test_no_token_is_another_for_being_sent_ahead(folder: Path, engine: str, kind: str) -> None:
-    made, vocab_size = executors(folder, engine)
+    check_ahead(*executors(folder, engine), kind)
+
+
+def check_ahead(made: Executor, vocab_size: int, kind: str) -> None:
     known = outputs(made, make_tables(kind, vocab_size=512), vocab_size, ahead=False)
     ahead = outputs(made, make_tables(kind, vocab_size=512), vocab_size, ahead=True)
     for one, other in zip(known, ahead, strict=True):
         assert one.output == other.output and one.told == other.told
     assert sum(len(ask.told) for ask in ahead) == 2 * 24, "two ask for log probabilities"
     assert len({tuple(ask.output) for ask in ahead}) == len(ahead)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("engine", ["torch", "device"])
+def test_nor_over_ranks(folder: Path, engine: str, kind: str) -> None:
+    config = EngineConfig(
+        str(folder), num_blocks=NUM_BLOCKS, engine=engine, digest_cache_dir=str(folder / "digests")
+    )
+    with stages(config, 2, 1) as (leader,):
+        check_ahead(leader, 256, kind)

@@ -50,7 +50,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(folder, reference)
 
 
-@pytest.fixture(params=["native", "torch"])
+@pytest.fixture(params=["native", "torch", "device"])
 def engine(request: pytest.FixtureRequest) -> str:
     if request.param == "native" and library.native() is None:
         pytest.skip("no compiler here")

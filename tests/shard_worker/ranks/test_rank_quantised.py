@@ -160,13 +160,13 @@ def test_room_is_reckoned_as_it_is_taken(cut: tuple[Cut, Path], dtype: str) -> N
             own = rank_weights(whole, share, rank == 0, dtype, quantize)
             assert layers + head == kept_bytes(own, dtype, quantize)
             assert layers == kept_bytes(replace(own, head=None), dtype, quantize)
-            assert room_of_share(whole, share, dtype, quantize, 3) == Room(
+            assert room_of_share(whole, share, dtype, quantize, 3 << 20) == Room(
                 int((3 << 20) * LAYERS / layers), head / 2 * LAYERS / layers
             )
             assert room_of_share(whole, share, dtype, quantize, 0) == Room(0, 0.0)
 
 
-@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize("engine", ["native", "torch", "device"])
 def test_answers_are_those_of_one_rank(cut: tuple[Cut, Path], engine: str) -> None:
     if engine == "native" and library.native() is None:
         pytest.skip("no compiler here")

@@ -3,11 +3,13 @@
 import asyncio
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shard_worker.__main__ import measure_ranks
+from shard_worker.__main__ import gpu_of, measure_ranks
 from shard_worker.attention.interface import LayerKv
 from shard_worker.block_sums import checksums_of
 from shard_worker.config import Config
@@ -29,6 +31,7 @@ from shard_worker.ranks.follower import Follower
 from shard_worker.ranks.frames import Frames, Kind, PeerLost
 from shard_worker.ranks.leader import RankLost
 from shard_worker.ranks.pages import LAYOUT_LEN_MAX, RanksPages
+from shard_worker.ranks.processes import RankProcesses, listening
 from shard_worker.ranks.stage import RankStage
 from shard_worker.ranks.words import Answer, BadWord, Hello, Welcome, pack, pack_step, parse, parse_step
 from shard_worker.ranks.worker import END_WITHIN_S, FollowerService, end_within
@@ -214,21 +217,34 @@ def test_pages_of_memory_that_is_gone_are_refused(pair: Ranks) -> None:
 def test_what_cannot_be_shared_out_is_refused_at_the_start(folder: Path) -> None:
     for changes, ranks, match in (
         ({}, 10, "tensor_parallel 10: the model has 9 query heads .num_attention_heads.: at most 9 ranks"),
-        ({"engine": "device"}, 2, "tensor_parallel 2: the stage of device cpu has no ranks yet"),
         ({"engine": "transformers"}, 2, "tensor_parallel 2: a model run by the transformers library"),
     ):
         with pytest.raises(LoadFailed, match=match):
             RankExecutor(config(folder, **changes), 1, ranks)
 
 
-def test_a_device_has_no_ranks_yet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "found", lambda: choice.Found("2", "13.0", 2))
-    with pytest.raises(LoadFailed, match="tensor_parallel 2: the stage of device cuda:1 has no ranks yet"):
-        RankExecutor(config(folder, device="cuda:1", engine="auto"), 1, 2)
+def test_ranks_on_gpus_take_one_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as much of it for weights as one process; and only what computes there."""
+    monkeypatch.setattr(choice, "found", lambda: choice.Found("2", "13.0", 4))
+    assert [gpu_of(device) for device in ("cpu", "cuda", "cuda:2", "auto")] == [None, 0, 2, 0]
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
+    for gpu in (None, 1):
+        with listening("", 3) as listener:
+            RankProcesses(3, listener, ["--device", "cuda:1", "--tensor-parallel", "3"], gpu)
+    devices = [[one[i + 1] for i, word in enumerate(one) if word == "--device"][-1] for one in commands]
+    assert devices == ["cuda:1", "cuda:1", "cuda:2", "cuda:3"]
+    executor = RankExecutor(config(folder, device="cuda:1", engine="auto"), 1, 2)
+    assert executor.room(1) == RankExecutor(config(folder), 1, 2).room(1) != executor.room(2)
+    gpu_memory = SimpleNamespace(total_memory=5 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu_memory)
+    assert executor.room(0) == executor.room(4)
+    with pytest.raises(LoadFailed, match="tensor_parallel 2: device cuda:1: engine torch computes"):
+        RankExecutor(config(folder, device="cuda:1"), 1, 2)
 
 
 def test_all_ranks_sum_up_as_their_devices_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once devices have ranks: none takes memory that processors share, though all are on one host."""
+    """On GPUs none takes memory that processors share, though all are on one host."""
     asked: list[torch.device] = []
     made: Any = GroupCollective.__init__
 
