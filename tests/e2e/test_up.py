@@ -69,8 +69,8 @@ def exit_codes_are_clean(folder: Path) -> bool:
 
 def test_signals_drain_and_nothing_is_lost(runner: asyncio.Runner, tmp_path: Path) -> None:
     """Short streams end within the drain; a long one is brought to its end by the next deployment."""
-    short = [Answer(call) for call in draw_calls(30, 40)]
-    long = Answer(call(range(20), 700, resume_window_s=120))
+    short = [Answer(call) for call in draw_calls(30, 20)]
+    long = Answer(call(range(20), 450, resume_window_s=120))
 
     async def until_lost(client: AsyncClient) -> None:
         with pytest.raises(ShoalError) as lost:
@@ -89,7 +89,7 @@ def test_signals_drain_and_nothing_is_lost(runner: asyncio.Runner, tmp_path: Pat
         assert "draining" in said and "did not drain" not in said
         for answer in short:
             answer.check()
-        assert 0 < len(long.ids) < 700
+        assert 0 < len(long.ids) < 450
         assert exit_codes_are_clean(tmp_path)
         with pytest.raises(LaunchError):
             read_state(tmp_path)
