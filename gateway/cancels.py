@@ -47,6 +47,7 @@ class Errand:
     tenant: str | None = None  # to be checked before anything else
     replies: list[int] = field(default_factory=list)
     none_seen: bool = False
+    follows_none: bool = False  # the write under way: no record is before it
 
 
 class Cancels:
@@ -108,8 +109,9 @@ class Cancels:
         errand = self._errands.pop(request_id, None)
         return self._answer(errand, True) if errand is not None else []
 
-    def on_record(self, e: RecordRead) -> tuple[list[Effect], Terminal | None]:
-        """What follows a read, and the terminal record if it found one."""
+    def on_record(self, e: RecordRead) -> tuple[list[Effect], Terminal | Cancel | None]:
+        """What follows a read, and the record that ends the request if it found one: a terminal one, or a
+        cancel that follows none."""
         errand = self._errands[e.request_id]
         if e.failed:
             return self._later(e.now, e.request_id, errand), None
@@ -122,8 +124,8 @@ class Cancels:
             case _ if errand.tenant is not None:
                 errand.call = self._new_call()
                 return [ReadMessage(e.request_id, errand.call)], None
-            case Cancel():
-                return self.forget(e.request_id), None
+            case Cancel() as cancel:
+                return self.forget(e.request_id), None if cancel.boot else cancel
             case Claim() as claim:
                 told: list[Effect] = []
                 if claim.boot != errand.owner and errand.model:
@@ -150,11 +152,12 @@ class Cancels:
         self._wait(e.request_id, errand, e.now + WRITE_AFTER_S)
         return [self._tell(e.request_id, errand), *self._answer(errand, True)]
 
-    def on_written(self, e: CancelWritten) -> list[Effect]:
+    def on_written(self, e: CancelWritten) -> tuple[list[Effect], bool]:
+        """And whether that ends the request: no record was before it, so nobody ever begins it."""
         errand = self._errands[e.request_id]
         if e.outcome is Write.STORED:
-            return self.forget(e.request_id)
-        return self._later(e.now, e.request_id, errand)
+            return self.forget(e.request_id), errand.follows_none
+        return self._later(e.now, e.request_id, errand), False
 
     def tick(self, now: float) -> list[Effect]:
         out: list[Effect] = []
@@ -203,7 +206,7 @@ class Cancels:
         return [ReadRecord(request_id, errand.call)]
 
     def _write(self, request_id: RequestId, errand: Errand, record: Cancel, seq: int) -> Effect:
-        errand.call = self._new_call()
+        errand.call, errand.follows_none = self._new_call(), not seq
         return WriteCancel(request_id, errand.call, record, seq)
 
     def _wait(self, request_id: RequestId, errand: Errand, until: float) -> None:

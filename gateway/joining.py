@@ -3,7 +3,7 @@
 from chassis.errors import Code
 from chassis.ids import Attempt
 from chassis.messages.ownership import TakeoverQuestion
-from chassis.messages.request import Claim, Terminal
+from chassis.messages.request import Cancel, Claim, Terminal
 from gateway.events import (
     Count,
     Fail,
@@ -132,6 +132,9 @@ class Joining:
         elif self._may_join(stream, e):
             attempt, boot = (record.attempt, record.boot or None) if record else (Attempt(0), None)
             self._serving.open(stream, attempt, boot)
+            still = self._table.streams.get(stream.id) is stream
+            if isinstance(record, Cancel) and not record.boot and still:
+                self._serving.never_began(stream, record.reason)
 
     def _may_join(self, stream: Stream, e: MessageRead) -> bool:
         request = e.request

@@ -205,9 +205,19 @@ class Serving:
             case Claim() | Cancel() as record if record.boot:
                 self._table.own(stream, record.boot)
                 self._ask(stream, Probe.NAMED)
+            case Cancel(reason=reason):
+                self.never_began(stream, reason)
             case _:
                 self._table.own(stream, None)
                 self._probe_message(stream)
+
+    def never_began(self, stream: Stream, reason: str) -> None:
+        """A cancel is stored that follows no record: nobody claims it, so it ends with nothing, whenever
+        somebody comes to write that down."""
+        if reason == "deadline":
+            self._table.fail(stream, Code.DEADLINE_EXCEEDED, f"request {stream.id}: nobody began it in time")
+        else:
+            self._table.fail(stream, Code.CANCELLED, f"request {stream.id}: cancelled before it began")
 
     def _probe_message(self, stream: Stream) -> None:
         """No owner was found. While its message is there, somebody will be given it."""

@@ -8,6 +8,7 @@ CLOSED is to be forgotten. What no row names is dropped. A completion whose call
 from chassis.errors import Code
 from chassis.ids import GatewayId
 from chassis.messages.ownership import Refused, TakeoverQuestion
+from chassis.messages.request import Cancel, Terminal
 from gateway.events import (
     AttachAnswered,
     CancelHeard,
@@ -72,8 +73,7 @@ class Streams:
             case AttachAnswered():
                 self._serving.answered(event)
             case CancelWritten():
-                if table.cancels.awaits(event.request_id, event.call):
-                    table.out += table.cancels.on_written(event)
+                self._cancel_written(event)
             case CancelWanted():
                 self._cancel_wanted(event)
             case ClientGone():
@@ -96,11 +96,15 @@ class Streams:
 
     def _record(self, e: RecordRead) -> None:
         if self._table.cancels.awaits(e.request_id, e.call):
-            effects, terminal = self._table.cancels.on_record(e)
+            effects, end = self._table.cancels.on_record(e)
             self._table.out += effects
             stream = self._table.streams.get(e.request_id)
-            if terminal is not None and stream is not None and stream.state is State.OPEN:
-                self._serving.terminal(stream, terminal)
+            if stream is not None and stream.state is State.OPEN:
+                match end:
+                    case Terminal():
+                        self._serving.terminal(stream, end)
+                    case Cancel():
+                        self._serving.never_began(stream, end.reason)
             return
         stream = self._table.awaiting(e.request_id, e.call)
         if stream is None:
@@ -109,6 +113,15 @@ class Streams:
             self._joining.attaching_record(stream, e)
         elif stream.state is State.OPEN and stream.probe is Probe.READING:
             self._serving.probed_record(stream, e)
+
+    def _cancel_written(self, e: CancelWritten) -> None:
+        if not self._table.cancels.awaits(e.request_id, e.call):
+            return
+        effects, ends = self._table.cancels.on_written(e)
+        self._table.out += effects
+        stream = self._table.streams.get(e.request_id)
+        if ends and stream is not None and stream.state is State.OPEN:
+            self._serving.never_began(stream, stream.cancel_wanted)
 
     def _chunk(self, e: ChunkArrived) -> None:
         chunk = e.chunk

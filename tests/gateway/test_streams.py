@@ -761,7 +761,7 @@ class Search:
         return None
 
 
-@pytest.mark.parametrize("record", [None, claim(1, A), Cancel(Attempt(0), BootId(""), "client")])
+@pytest.mark.parametrize("record", [None, claim(1, A)])
 def test_request_that_nobody_has_ends(record: Record | None) -> None:
     """The broker lost its message, and there is no record, or none whose owner answers."""
     desk = Desk().opened()
@@ -930,6 +930,52 @@ def test_cancel_without_an_end_fails_in_time() -> None:
     desk.wait(31.0)
     fail = desk.one(Fail)
     assert isinstance(fail, Fail) and fail.code is Code.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [("client", Code.CANCELLED), ("deadline", Code.DEADLINE_EXCEEDED)]
+)
+@pytest.mark.parametrize("way", ["stored", "found after an unknown write", "found by a search", "joined"])
+def test_a_cancel_that_nothing_came_before_ends_the_stream(way: str, reason: str, code: Code) -> None:
+    """While there is no batcher: none that comes may begin it."""
+    record = Cancel(Attempt(0), BootId(""), reason)
+    if way == "joined":
+        desk = Desk()
+        desk.resume()
+        desk.read(record)
+        desk.message(PLAIN)
+    elif way == "found by a search":
+        desk = Desk().opened()
+        search = Search(desk)
+        search.record = record
+        assert search.until_failed(11) is not None
+    else:
+        desk = Desk().opened(replace(PLAIN, timeout_ms=1000))
+        if reason == "client":
+            desk.do(CancelWanted(desk.now, R, "t", 1))
+        desk.wait(1.1 if reason == "client" else 3.1)
+        desk.read(None)
+        assert desk.one(WriteCancel).record == record  # type: ignore[union-attr]
+        desk.wrote(Write.STORED if way == "stored" else Write.UNKNOWN)
+        if way != "stored":
+            assert not any(isinstance(e, Fail) for e in desk.seen)
+            desk.wait(0.3)
+            desk.read(record)
+    (fail,) = [e for e in desk.seen if isinstance(e, Fail)]
+    assert fail.code is code and desk.core.idle
+
+
+@pytest.mark.parametrize("written", [Write.REFUSED, Write.UNKNOWN])
+def test_a_cancel_that_may_not_be_stored_ends_nothing(written: Write) -> None:
+    desk = Desk().opened()
+    desk.do(CancelWanted(desk.now, R, "t", 1))
+    desk.wait(1.1)
+    desk.read(None)
+    desk.wrote(written)
+    desk.wait(0.3)
+    desk.read(claim(1, A), seq=1)
+    desk.wrote(Write.STORED)
+    assert not any(isinstance(e, Fail | End) for e in desk.seen), "its owner says how it ended"
 
 
 def test_deadline_and_a_second_cancels() -> None:
