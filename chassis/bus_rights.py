@@ -110,7 +110,7 @@ _GATEWAY = (
     *_consumes(subjects.JOBS),
 )
 _AUTOSCALE = (
-    *_entries("model"),
+    *_entries("model", "scale"),
     *_reads(subjects.REQUESTS, subjects.REGISTRY),
     *_watches(subjects.REGISTRY),
     f"{API}.CONSUMER.DURABLE.CREATE.{subjects.REQUESTS}.*",

@@ -338,6 +338,10 @@ def unloaded_key(model: str) -> str:
     return f"unloaded.{model_token(model)}"
 
 
+def scale_key(model: str) -> str:
+    return f"scale.{model_token(model)}"
+
+
 def epoch_key(model: str) -> str:
     return f"epoch.{model_token(model)}"
 

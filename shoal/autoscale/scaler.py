@@ -17,7 +17,7 @@ from chassis.messages.load import parse_load
 from shoal.autoscale.demand import HEARD_TTL_S, Demand, Queued
 from shoal.autoscale.keeper import Keeper
 from shoal.autoscale.policy import Decision, Policy, Rules, Signals
-from shoal.autoscale.starts import Starts
+from shoal.autoscale.starts import GIVEN_UP_S, Starts
 
 PERIOD_S = 0.5
 BATCH = subjects.PRIORITIES[-1]  # the class that has what others leave
@@ -78,6 +78,7 @@ class Scaler:
         self.signals: Signals | None = None  # the last; None: nothing was decided yet
         self.decision: Decision | None = None
         self._count = 0  # of pipelines, when last looked
+        self._missing_since: float | None = None  # fewer take work than there are to be
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -126,7 +127,7 @@ class Scaler:
             policy.put(now, pipelines.count)
         signals = self.demand.signals(now, queued, self.starts.since(now), self.starts.start_s)
         self.starts.saw(now, self.demand.arrived)
-        there = signals.ready >= pipelines.count or not signals.unfinished
+        there = self._all_there(signals, pipelines.count) or not signals.unfinished
         decision = policy.decide(signals, may_fall=there and pipelines.settled and not self.starts.coming)
         self.signals, self.decision = signals, decision
         change = decision.pipelines - pipelines.count
@@ -137,6 +138,15 @@ class Scaler:
         if pipelines.count != self._count:
             self._say(_reason(self._count, pipelines.count, signals, decision))
         self._counted(now, pipelines.count)
+
+    def _all_there(self, signals: Signals, count: int) -> bool:
+        """One that has been missing for too long never comes, and holds up nobody."""
+        if signals.ready >= count:
+            self._missing_since = None
+            return True
+        if self._missing_since is None:
+            self._missing_since = signals.now
+        return signals.now - self._missing_since > GIVEN_UP_S
 
     def _counted(self, now: float, count: int) -> None:
         if count > self._count:

@@ -2,7 +2,8 @@
 
 Somebody else makes them: KEDA by its trigger `metrics-api` or `prometheus`. It also keeps the model known
 while there are none, so it has to run wherever pipelines may go to zero. One of a model: each remembers for
-itself, so two may tell other numbers for a while. One that has just started tells nothing for three seconds.
+itself, so two may tell other numbers for a while. One that has just started tells nothing for three seconds,
+and then no less than the one before it told (`memory.py`).
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from chassis.messages.registry import parse_model
 from chassis.metrics import Family
 from chassis.ports import Ports
 from shoal.autoscale.config import Config
+from shoal.autoscale.memory import Memory
 from shoal.autoscale.meters import families
 from shoal.autoscale.scaler import Scaler, Told
 
@@ -55,8 +57,18 @@ class Autoscaler:
         bus = self._ports.bus
         model = self._config.model or await self._first_model()
         log.info("autoscaler runs", model=model)
-        self._scaler = Scaler(bus, model, self._config.rules(), Told, self._ports.wall_ns)
-        await self._scaler.run()
+        memory = Memory(bus, model)
+        before = await memory.recall()
+        self._scaler = scaler = Scaler(
+            bus, model, self._config.rules(), lambda ready: Told(max(ready, before)), self._ports.wall_ns
+        )
+
+        def told() -> int | None:
+            return None if scaler.decision is None else scaler.decision.pipelines
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(memory.keep(told))
+            group.create_task(scaler.run())
 
     async def _first_model(self) -> str:
         found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
