@@ -58,8 +58,11 @@ def test_the_code_is_the_services_and_the_chassis(service: str) -> None:
 @each
 def test_base_and_packages_are_pinned(service: str) -> None:
     text = FILES[service].read_text()
+    assert re.search(
+        r"^# python:3\.11\.\d+-slim-\w+, of all architectures\nARG PYTHON_IMAGE=", text, re.MULTILINE
+    )
     for image in images(FILES[service]).values():
-        assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", image.base), image.base
+        assert re.fullmatch(r"python@sha256:[0-9a-f]{64}", image.base), image.base
         for run in image.runs:
             for install in re.findall(r"pip [^&;]*install[^&;]*", run):
                 assert "-c constraints.txt" in install
@@ -170,7 +173,8 @@ def test_charts_and_compose_name_these_images_and_ports() -> None:
             assert set(container.ports.values()) == exposed[container.component]
     for path in COMPOSE.glob("*.yaml"):
         for service in compose(path.name)["services"].values():
-            assert service.get("image", "shoal-").partition(":")[0] in {*names, "nats", "shoal-"}
+            image = service.get("image", "shoal-")
+            assert re.fullmatch(r"nats@sha256:[0-9a-f]{64}", image) or image in {*names, "shoal-"}
 
 
 def test_chassis_has_the_settings_that_all_are_given() -> None:
