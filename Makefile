@@ -5,6 +5,8 @@ PROMPT ?= Why is the sky blue? Answer in two sentences.
 SEEDS ?= 50
 ROWS ?=
 export PROMPT
+# Where it is set, each of a hundred processes would compile what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
