@@ -16,16 +16,24 @@ from shard_worker.fake_model import oracle
 from shoal.client import AsyncClient, Tls
 from shoal.nats_server import NatsServer
 from tests.deploy import test_compose, test_systemd
+from tests.deploy.connections import calls
 from tests.deploy.container_file import last
 from tests.deploy.guarded import Guarded, followed, mounted
 from tests.deploy.house import House, Start, get
 from tests.deploy.rendering import CHART, DEPLOY, PYTHON, containers, of_kind
+from tests.deploy.test_network import CALLS
 from tests.e2e.rig import PATIENCE_S, Answer, ask, call, until
 
 LAYERS = 8
-FAKE = {  # no weights, and a batcher that takes the model that there is
-    "shard_worker": {"SHOAL_SHARD_WORKER_EXECUTOR": "fake", "SHOAL_SHARD_WORKER_FAKE_LAYERS": str(LAYERS)},
-    "batcher": {"SHOAL_BATCHER_MODEL": ""},
+BETWEEN_HOSTS = {"SHOAL_CHASSIS_LINKS": '{ kinds = ["tcp"] }'}
+FAKE = {  # no weights, and a batcher that takes the model that there is; links as pods have them
+    "shard_worker": {
+        "SHOAL_SHARD_WORKER_EXECUTOR": "fake",
+        "SHOAL_SHARD_WORKER_FAKE_LAYERS": str(LAYERS),
+        **BETWEEN_HOSTS,
+    },
+    "batcher": {"SHOAL_BATCHER_MODEL": "", **BETWEEN_HOSTS},
+    "kvstore": BETWEEN_HOSTS,
     "autoscale": {"SHOAL_AUTOSCALE_MODEL": ""},
 }
 LIMIT_S = 40.0
@@ -110,6 +118,11 @@ async def serve(
             await until(client.serving, "the gateway serves", LIMIT_S)
             answer = await ask(client, Answer(call([1, 2, 3], 20)))
             assert answer.ids == oracle((1, 2, 3), 0, 0.0, 20, LAYERS)
+        made = calls({house.processes[s.name].pid: s.service for s in starts})
+        allowed = {(who, whom) for who, whom, _ in CALLS}
+        stages = sum(s.service == "shard_worker" for s in starts)
+        ring = {("shard_worker", "shard_worker")} if stages > 1 else set()
+        assert ring | {("batcher", "kvstore"), ("shard_worker", "batcher")} <= made <= allowed
         found: set[str] = set()
         for start in starts:
             status, body = await get(metrics[start.name], "/metrics")
