@@ -8,6 +8,7 @@ words from the same tenant are the same request at every gateway.
 import hashlib
 import struct
 from base64 import b32encode
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from chassis.errors import Code, Status
@@ -33,6 +34,7 @@ QUEUE_TIMEOUT_MS_MAX = 3_600_000
 CLIENT_KEY_BYTES_MAX = 256
 ROLE_BYTES_MAX = 64
 REQUEST_ID_LEN_MAX = 64
+SERVED_TOLD_LEN_MAX = 1000  # of names, in a refusal
 U64_MAX = 0xFFFFFFFFFFFFFFFF
 
 
@@ -53,6 +55,12 @@ class ModelFacts:
 
 def invalid(message: str) -> Status:
     return Status(Code.INVALID_ARGUMENT, message)
+
+
+def not_served(field: str, name: str, served: Iterable[str]) -> Status:
+    """`served`: what the caller may use instead."""
+    others = ", ".join(sorted(served))[:SERVED_TOLD_LEN_MAX]
+    return Status(Code.NOT_FOUND, f"{field}: {name[:200]!r} is not served; served now: {others or 'none'}")
 
 
 def check_input(call: GenerateCall, limits: CallLimits) -> None:

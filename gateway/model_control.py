@@ -14,6 +14,7 @@ from chassis.messages.statistics import ModelStatistics, total
 from chassis.statistics_view import look
 from gateway.access.access import Access
 from gateway.access.caller import Caller
+from gateway.admission import not_served
 from gateway.models import Models
 
 TIMEOUT_S = 2.0
@@ -84,5 +85,6 @@ class ModelControl:
     def _check(self, name: str, who: Caller) -> None:
         if not self._access.open and who.key not in self._operators:
             raise Status(Code.PERMISSION_DENIED, "model_name: this key may not load or unload models")
-        if not any(found.info.name == name for found in self.models(who)):
-            raise Status(Code.NOT_FOUND, f"model_name: {name[:200]!r} is not served")
+        names = [found.info.name for found in self.models(who)]
+        if name not in names:
+            raise not_served("model_name", name, names)

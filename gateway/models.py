@@ -7,7 +7,7 @@ A card that is missing or bad is fetched again ever later; another digest starts
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jinja2 import TemplateError
@@ -19,7 +19,7 @@ from chassis.messages import BadMessage
 from chassis.messages.card import ModelCard, card_digest, parse_card
 from chassis.messages.gateway import ModelInfo
 from chassis.messages.registry import ModelEntry, parse_model
-from gateway.admission import ModelFacts, invalid
+from gateway.admission import SERVED_TOLD_LEN_MAX, ModelFacts, invalid, not_served
 from gateway.chat import ChatTemplate
 from gateway.tokenizer import Encoder, TextTokenizer
 from gateway.tool_calls.forms import ToolForm
@@ -102,12 +102,12 @@ class Models:
         found = [self._loaded[name] for name in self._served if name in self._loaded]
         return sorted(found, key=lambda model: model.name)
 
-    async def find(self, name: str) -> Model:
-        """Waits a little for a card under way. Raises Status."""
+    async def find(self, name: str, may_use: Callable[[str], bool] = lambda name: True) -> Model:
+        """Waits a little for a card under way. A refusal names what the caller may use. Raises Status."""
         try:
             async with asyncio.timeout(self._fetch_timeout_s):
                 while True:
-                    entry = self._entry(name)
+                    entry = self._entry(name, may_use)
                     if entry.name in self.unloaded:
                         raise Status(
                             Code.UNAVAILABLE, f"model: {entry.name[:200]} was unloaded; load it first"
@@ -121,17 +121,21 @@ class Models:
         except TimeoutError:
             raise Status(Code.UNAVAILABLE, f"model {name}: its card is not here yet", 1000) from None
 
-    def _entry(self, name: str) -> ModelEntry:
+    def _entry(self, name: str, may_use: Callable[[str], bool]) -> ModelEntry:
         if name:
             entry = self._served.get(name)
             if entry is None:
-                raise Status(Code.NOT_FOUND, f"model: {name[:200]!r} is not served")
+                raise not_served("model", name, filter(may_use, self._served))
             return entry
         if not self._served:
             raise Status(Code.UNAVAILABLE, "model: none is served yet", 1000)
-        if len(self._served) > 1:
-            raise invalid(f"model: several are served; name one of {', '.join(sorted(self._served))[:1000]}")
-        return next(iter(self._served.values()))
+        usable = sorted(filter(may_use, self._served))
+        if not usable:
+            raise Status(Code.PERMISSION_DENIED, "model: this key may use none of those that are served")
+        if len(usable) > 1:
+            names = ", ".join(usable)[:SERVED_TOLD_LEN_MAX]
+            raise invalid(f"model: several are served; name one of {names}")
+        return self._served[usable[0]]
 
     async def run(self) -> None:
         """Until cancelled: watches, loads, forgets."""

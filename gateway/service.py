@@ -321,9 +321,10 @@ class Gateway:
     async def _model(self, call: GenerateCall) -> Model:
         """Of a call that may be made. Raises Status."""
         self._access.check_call(call)
-        model = await self._models.find(call.model)
-        if not call.job:
-            self._access.rights.check_model(call.key, model.name)
+        rights, ours = self._access.rights, bool(call.job)
+        model = await self._models.find(call.model, lambda name: ours or rights.may_use(call.key, name))
+        if not ours:
+            rights.check_model(call.key, model.name)
         return model
 
     @property

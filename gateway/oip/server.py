@@ -14,7 +14,7 @@ from chassis.messages.request import Reason
 from chassis.messages.statistics import ModelStatistics
 from chassis.trace import TraceContext
 from gateway.access.caller import Caller
-from gateway.admission import PRIORITY_MAX, STREAM_INTERVAL_MAX, invalid
+from gateway.admission import PRIORITY_MAX, STREAM_INTERVAL_MAX, invalid, not_served
 from gateway.config import Config
 from gateway.front import Front
 from gateway.model_control import Control
@@ -97,11 +97,12 @@ class Server:
         )
 
     def _info(self, name: str, version: str, who: Caller) -> ModelInfo:
-        for present in self._control.models(who):
+        models = self._control.models(who)
+        for present in models:
             if present.info.name == name:
                 check_version(name, version)
                 return present.info
-        raise Status(Code.NOT_FOUND, f"model: {name[:200]!r} is not served")
+        raise not_served("model", name, [present.info.name for present in models])
 
     async def statistics(self, name: str, version: str, who: Caller) -> list[ModelStatistics]:
         """Of all, if none is named. Raises Status."""

@@ -17,6 +17,7 @@ from chassis import log
 from chassis.errors import Code, Status
 from chassis.messages.gateway import ModelInfo
 from gateway.access.caller import Caller, bearer
+from gateway.admission import not_served
 from gateway.config import Config
 from gateway.front import Front
 from gateway.http_body import parse_object, read_body
@@ -104,11 +105,11 @@ class ModelList:
     async def one(self, request: Request) -> Response:
         name = request.path_params["name"]
         try:
-            who = caller_at(self._front, request)
-            for model in self._front.list_models(who):
+            served = self._front.list_models(caller_at(self._front, request))
+            for model in served:
                 if model.name == name:
                     return json_response(200, self._told(model))
-            raise Status(Code.NOT_FOUND, f"model: {name[:200]!r} is not served")
+            raise not_served("model", name, [model.name for model in served])
         except Status as status:
             return refusal(status)
 

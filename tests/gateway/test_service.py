@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from chassis import subjects
+from chassis.api_keys import ApiKey
 from chassis.errors import Code, Status
 from chassis.habits import Fate, Habits
 from chassis.ids import Attempt, BootId, GatewayId, RequestId
@@ -429,12 +430,34 @@ def test_killed_gateway_releases_its_clients() -> None:
 # ---- models ----------------------------------------------------------------------------------------
 
 
+def test_a_key_is_told_of_what_it_may_use_and_means_it_where_it_names_none() -> None:
+    async def main() -> None:
+        rig = Rig()
+        keys = {"k": ApiKey(sha256="0" * 64, models=("bytes",)), "all": ApiKey(sha256="0" * 64)}
+        keys["other"] = ApiKey(sha256="0" * 64, models=("third",))
+        async with rig.standing(keys=keys) as (gateway, _):
+            await rig.serve_model(byte_card("second"))
+            await until(lambda: len(gateway.list_models()) == 2)
+            assert await gateway.tokenize(call("a", key="k")) == (97,)
+            with pytest.raises(Status, match="name one of bytes, second$"):
+                await gateway.tokenize(call("a", key="all"))
+            with pytest.raises(Status, match="'none' is not served; served now: bytes, second$"):
+                await gateway.tokenize(call("a", key="all", model="none"))
+            with pytest.raises(Status, match="'third' is not served; served now: none$"):
+                await gateway.tokenize(call("a", key="other", model="third"))
+            with pytest.raises(Status) as refused:
+                await gateway.tokenize(call("a", key="other"))
+            assert refused.value.code is Code.PERMISSION_DENIED and "bytes" not in refused.value.message
+
+    run(main())
+
+
 def test_models_are_found_by_name_and_the_only_one_without() -> None:
     async def main() -> None:
         rig = Rig()
         async with rig.standing() as (gateway, _):
             assert await gateway.tokenize(call("a")) == (97,)
-            with pytest.raises(Status, match="'none'") as unknown:
+            with pytest.raises(Status, match="'none' is not served; served now: bytes$") as unknown:
                 await gateway.tokenize(call("a", model="none"))
             assert unknown.value.code is Code.NOT_FOUND
             await rig.serve_model(byte_card("second", chat_template=""))
