@@ -120,8 +120,8 @@ class Deployment:
     ) -> None:
         await self.stop()
 
-    async def start(self) -> None:
-        """Starts every process; returns when NATS answers. Raises LaunchError."""
+    def prepare(self) -> None:
+        """Looks whether all that is asked for can be had, before anything starts. Raises LaunchError."""
         plan = self.plan
         check_numbers(plan)
         self._folder.take()
@@ -133,11 +133,18 @@ class Deployment:
                 plan.gateways and port and is_taken(port, plan.clients_host)
             ):  # or others would answer for ours
                 raise LaunchError(f"port {port} is taken: {flag} says another, 0 is any free one")
+        port = plan.nats_port
+        if not plan.nats_url and port and is_taken(port, plan.host):
+            raise LaunchError(f"port {port} of {plan.host} is taken: --nats-port says another")
+
+    async def start(self) -> None:
+        """Starts every process; returns when NATS answers. Raises LaunchError."""
+        plan = self.plan
+        if not self._folder.taken:
+            self.prepare()
         if not plan.nats_url:
             secure = self._secure and self._secure / "nats"
             port = plan.nats_port
-            if port and is_taken(port, plan.host):
-                raise LaunchError(f"port {port} of {plan.host} is taken: --nats-port says another")
             server = NatsServer(self.run_dir / "nats", port, host=plan.host, secure=secure)
             self.nats_url = server.url
             self._launch("nats", server.command(), {"GOMAXPROCS": _broker_cores(), **self._env()})

@@ -26,9 +26,12 @@ class RunFolder:
         return self._lock is not None
 
     def take(self) -> None:
-        """Raises LaunchError when another deployment has it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / "lock").open("w")
+        """Raises LaunchError when another deployment has it, or nobody can."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "lock").open("w")
+        except OSError as error:
+            raise LaunchError(f"--run-dir {self.path}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

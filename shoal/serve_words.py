@@ -15,7 +15,7 @@ from pathlib import Path
 from chassis.service import Stop, loop_factory
 from shoal import allocator, door, model_words
 from shoal.nats_server import is_taken
-from shoal.plan import LaunchError, Plan
+from shoal.plan import PORT_MAX, LaunchError, Plan
 from shoal.run_folder import RunFolder
 
 ANYWHERE = ("0.0.0.0", "[::]")
@@ -63,6 +63,8 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         (arguments.http_port, "--http-port", "--http-address"),
     ):
         if port is not None:
+            if not 0 <= port <= PORT_MAX:
+                raise LaunchError(f"{flag} {port}: 0 to {PORT_MAX}")
             if port and is_taken(port):
                 raise LaunchError(f"port {port} is taken: {flag} says another, 0 is any free one")
             gateway += [name, f"{LOOPBACK}:{port}"]

@@ -152,10 +152,11 @@ async def stay_up(plan: Plan, say: Say, rules: Rules | None = None) -> None:
         plan = replace(plan, pipelines=min(max(plan.pipelines, least), rules.pipelines_max))
     shoal = Deployment(plan)
     stopped = on_signals(shoal)
-    say(f"starting {plan.model} in {plan.stages} stages; logs in {shoal.run_dir / 'logs'}")
-    for line in unheeded(plan, os.environ):
-        say(line)
     try:
+        shoal.prepare()
+        say(f"starting {plan.model} in {plan.stages} stages; logs in {shoal.run_dir / 'logs'}")
+        for line in unheeded(plan, os.environ):
+            say(line)
         if not await started(shoal, stopped, say):
             return
         async with Control(Scaling(shoal)).listening(shoal.run_dir):
@@ -164,7 +165,8 @@ async def stay_up(plan: Plan, say: Say, rules: Rules | None = None) -> None:
             async with autoscale_words.autoscaling(shoal, rules, say):
                 await stopped.wait()
     finally:
-        say("draining")
+        if shoal.pids():
+            say("draining")
         for name in await shoal.stop():
             say(f"{name} did not drain in time")
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from chassis import nats_bus
-from shoal import gateway_words
+from shoal import cli, gateway_words, serve_words
 from shoal.cli import main
 from shoal.client import Retry
 from shoal.launcher import Deployment, LaunchError, Plan, model_flags, read_state
-from shoal.run_folder import STATE_FILE
+from shoal.run_folder import STATE_FILE, RunFolder
+from shoal.up_words import stay_up
 
 
 def test_models_by_name_and_path(tmp_path: Path) -> None:
@@ -36,6 +37,30 @@ def test_one_deployment_a_folder(tmp_path: Path) -> None:
         await second.stop()
 
     asyncio.run(go())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match=r"--run-dir .*/file/run: Not a directory"):
+        RunFolder(tmp_path / "file" / "run").take()
+
+
+def test_nothing_is_said_to_start_before_it_can(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(LaunchError, match="--stages 0: 1 to 64"):
+        asyncio.run(stay_up(Plan(model="fake", stages=0, run_dir=tmp_path), said.append))
+    assert said == []
+    folder = RunFolder(tmp_path)
+    folder.take()  # it was left again
+    folder.leave()
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_ports_that_are_none_are_named(flag: str, port: str) -> None:
+    arguments = cli._parser().parse_args(["serve", "--single", flag, port])
+    with pytest.raises(LaunchError, match=f"{flag} {port}: 0 to 65535"):
+        serve_words.plan_of(arguments)
 
 
 @pytest.mark.parametrize(("which", "flag"), [("port", "--port"), ("http_port", "--http-port")])
