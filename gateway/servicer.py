@@ -42,6 +42,7 @@ INFERENCE = gateway_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 HEALTH_CHECK_S = 0.5
 METADATA_BYTES_MAX = 16 * 1024
+PENDING_MAX = 1 << 16  # calls that came and were not looked at yet, of all connections
 GRACE_S = 0.5
 MESSAGE_LEN_MAX = 2000  # of an error, which travels in a header
 
@@ -100,6 +101,9 @@ def _options(config: Config) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", METADATA_BYTES_MAX // 2),  # beyond it some are refused
         ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),  # all
         ("grpc.max_concurrent_streams", config.streams_per_connection_max),
+        # from a thousand on gRPC would cancel some at random: it is the gateway who refuses, with a reason
+        ("grpc.server.max_pending_requests", PENDING_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
         ("grpc.keepalive_time_ms", config.keepalive_interval_ms),
         ("grpc.keepalive_timeout_ms", config.keepalive_timeout_ms),
         ("grpc.http2.ping_timeout_ms", config.keepalive_timeout_ms),  # the one that notices a frozen client

@@ -204,6 +204,18 @@ def test_a_message_above_the_bound_is_refused_by_grpc() -> None:
     run(main())
 
 
+def test_a_burst_of_calls_is_answered_or_refused_with_a_reason() -> None:
+    """gRPC by itself cancels some at random."""
+
+    async def main() -> None:
+        async with door(FakeFront()) as (stub, _):
+            calls = [stub.ListModels(pb.ListModelsRequest()) for _ in range(1900)]
+            codes = {await call.code() for call in calls}
+            assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+    run(main())
+
+
 def test_callers_trace_context_is_taken_up() -> None:
     async def main() -> None:
         front = FakeFront()
