@@ -35,9 +35,13 @@ def chat(client: Client, arguments: argparse.Namespace) -> int:
     read = _reader()
     if sys.stdin.isatty():
         _say("/help says what there is besides talking")
+    lines = 0
     while (line := _line(read)) is not None:
+        lines += 1
         if not talk.take(line):
             break
+    if not lines:
+        _say("nothing was said: each line of standard input is a turn")
     return 0
 
 

@@ -260,7 +260,8 @@ def _batch(arguments: argparse.Namespace) -> int:
     try:
         return batch_words.run(arguments, _print, _say)
     except OSError as error:
-        raise ConfigError(str(error)) from None
+        where = f"{error.filename}: " if error.filename else ""
+        raise ConfigError(f"{where}{error.strerror or error}") from None
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -269,6 +270,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 async def _show(plan: Plan, question: str) -> int:
     shoal = Deployment(plan)
+    shoal.prepare()
     stopped = up_words.on_signals(shoal)
     _say(f"starting NATS, kvstore, {plan.stages} stage workers, batcher and gateway ({plan.model})")
     try:

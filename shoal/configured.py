@@ -25,6 +25,7 @@ class Configured:
     """As `Plan`; None: not said."""
 
     model: str | None = None
+    model_name: str | None = None
     repository: Path | None = None
     stages: int | None = None
     threads: int | None = None
@@ -40,6 +41,7 @@ def configured(path: Path | None, env: Mapping[str, str]) -> Configured:
     executor, model = said.text("shard_worker", "executor"), said.text("shard_worker", "model")
     return Configured(
         model="fake" if executor == "fake" else model,
+        model_name=said.text("shard_worker", "model_name"),
         repository=Path(repository) if repository else None,
         stages=said.number("batcher", "num_stages"),
         threads=said.number("shard_worker", "threads"),

@@ -5,11 +5,13 @@ die and drained at the end. `deploy/HOSTS.md` walks through it.
 """
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from chassis.config import without_user
 from shoal import joining, model_words, up_words
+from shoal.configured import configured
 from shoal.joining import ROLES, SERVICES
 from shoal.launcher import Deployment
 from shoal.listening import LOOPBACK
@@ -71,6 +73,7 @@ async def plan_of(arguments: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]
         flags["gateway"] = (*flags.get("gateway", ()), "--insecure")
     plan = Plan(
         model=arguments.model if "worker" in roles else "fake",  # nobody else needs it
+        model_name=configured(arguments.config, os.environ).model_name,
         repository=arguments.repository,
         dtype=arguments.dtype,
         quantize=arguments.quantize,
@@ -99,6 +102,7 @@ async def stay(arguments: argparse.Namespace, say: Say) -> int:
     """Until Ctrl-C or SIGTERM; 1 when a service cannot be. Raises LaunchError, ConfigError."""
     plan, worker_flags = await plan_of(arguments)
     shoal = Deployment(plan)
+    shoal.prepare()
     stopped = up_words.on_signals(shoal)
     bus = without_user(arguments.url.partition("?")[0])
     try:

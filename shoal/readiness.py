@@ -3,11 +3,11 @@
 import asyncio
 import re
 
-from chassis import subjects
-from chassis.bus import Bus
+from chassis import log, subjects
+from chassis.bus import Bus, Entry
 from chassis.errors import BusError
 from chassis.messages import BadMessage
-from chassis.messages.registry import parse_batcher
+from chassis.messages.registry import parse_batcher, parse_worker
 from shoal.client import AsyncClient, ShoalError
 
 PROBE_TIMEOUT_S = 2.0
@@ -21,6 +21,25 @@ async def standing(bus: Bus) -> set[str]:
     except BusError:
         return set()
     return {entry.key for entry in entries if entry.value is not None and _stands(entry.value)}
+
+
+async def forget_models(bus: Bus) -> None:
+    """Those that no worker has: what was served before is known until its entry expires, and who names no
+    model would have to name one of several."""
+    try:
+        alive = {_model_key(entry) for entry in await bus.entries(subjects.WORKERS)}
+        for entry in await bus.entries(subjects.MODELS):
+            if entry.key not in alive:
+                await bus.delete_entry(entry.key)
+    except BusError as error:
+        log.debug("models not forgotten", error=str(error))
+
+
+def _model_key(worker: Entry) -> str | None:
+    try:
+        return None if worker.value is None else subjects.model_key(parse_worker(worker.value).model)
+    except (BadMessage, ValueError):
+        return None
 
 
 def _stands(value: bytes) -> bool:

@@ -37,7 +37,9 @@ class RunFolder:
         except OSError:
             self._lock.close()
             self._lock = None
-            raise LaunchError(f"another deployment runs in {self.path}") from None
+            raise LaunchError(
+                f"another deployment runs in {self.path}: --run-dir says another folder"
+            ) from None
 
     def leave(self) -> None:
         """Nothing runs here any more; does nothing if it was not ours."""

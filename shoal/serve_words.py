@@ -14,6 +14,7 @@ from pathlib import Path
 
 from chassis.service import Stop, loop_factory
 from shoal import allocator, door, model_words
+from shoal.configured import configured
 from shoal.nats_server import is_taken
 from shoal.plan import PORT_MAX, LaunchError, Plan
 from shoal.run_folder import RunFolder
@@ -73,6 +74,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         worker = ("--kv-memory-mb", str(arguments.kv_memory_mb))
     return Plan(
         model=arguments.model,
+        model_name=configured(arguments.config, os.environ).model_name,
         repository=arguments.repository,
         dtype=arguments.dtype,
         quantize=arguments.quantize,

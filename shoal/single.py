@@ -126,7 +126,10 @@ class Single:
             ChassisConfig, "chassis", plan.config, env, defaults=DEFAULTS["chassis"]
         )
         flags = {**FIXED}
-        flags["shard_worker"] += (*model_flags(plan.model, plan.repository), *precision_flags(plan))
+        flags["shard_worker"] += (
+            *model_flags(plan.model, plan.repository, plan.model_name),
+            *precision_flags(plan),
+        )
         flags["shard_worker"] += ("--threads", str(plan.threads))
         self._configs = {
             name: configuration.load(

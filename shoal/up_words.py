@@ -120,6 +120,7 @@ def alone_of(arguments: argparse.Namespace) -> Plan:
     file = configured(arguments.config, os.environ)
     return Plan(
         model=_first(arguments.model, file.model, "smollm2"),
+        model_name=file.model_name,
         repository=_first(arguments.repository, file.repository, None),
         dtype=arguments.dtype,
         quantize=arguments.quantize,
@@ -151,12 +152,13 @@ async def stay_up(plan: Plan, say: Say, rules: Rules | None = None) -> None:
         least = max(1, rules.pipelines_min)
         plan = replace(plan, pipelines=min(max(plan.pipelines, least), rules.pipelines_max))
     shoal = Deployment(plan)
+    notes = unheeded(plan, os.environ)
+    shoal.prepare()
     stopped = on_signals(shoal)
+    say(f"starting {plan.model} in {plan.stages} stages; logs in {shoal.run_dir / 'logs'}")
+    for line in notes:
+        say(line)
     try:
-        shoal.prepare()
-        say(f"starting {plan.model} in {plan.stages} stages; logs in {shoal.run_dir / 'logs'}")
-        for line in unheeded(plan, os.environ):
-            say(line)
         if not await started(shoal, stopped, say):
             return
         async with Control(Scaling(shoal)).listening(shoal.run_dir):

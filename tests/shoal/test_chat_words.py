@@ -33,6 +33,15 @@ def test_turns_follow_each_other(
     assert first.HasField("temperature")
 
 
+def test_who_says_nothing_is_told_how(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talk(gateway, monkeypatch, "") == 0
+    assert "nothing was said: each line" in capsys.readouterr().err
+    assert talk(gateway, monkeypatch, "/quit\n") == 0
+    assert not capsys.readouterr().err
+
+
 def test_words_of_the_chat_itself(
     gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

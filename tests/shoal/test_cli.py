@@ -79,6 +79,12 @@ def test_generate_sends_what_its_flags_say(
     assert asked == [("x:1", prompt, params)]
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file, why in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
+        assert cli.main(["batch", "submit", str(file), "--url", "http://127.0.0.1:1"]) == 1
+        assert capsys.readouterr().err == f"shoal: {file}: {why}\n"
+
+
 def plan_of(*words: str) -> Plan:
     return up_words.plan_of(cli._parser().parse_args(["up", *words]))
 
@@ -94,6 +100,7 @@ model = "tiny:2"
 repository = "/models"
 threads = 4
 tensor_parallel = 2
+model_name = "ours"
 """
 
 
@@ -102,6 +109,7 @@ def test_what_no_word_says_is_as_configured(tmp_path: Path, monkeypatch: pytest.
     config.write_text(CONFIGURED)
     told = Plan(
         "tiny:2",
+        model_name="ours",
         repository=Path("/models"),
         stages=3,
         threads=4,
@@ -114,7 +122,7 @@ def test_what_no_word_says_is_as_configured(tmp_path: Path, monkeypatch: pytest.
     words = ("--model", "fake", "--stages", "2", "--threads", "1", "--tensor-parallel", "1")
     ports = ("--port", "0", "--http-port", "0", "--repository", "/r")
     given = plan_of("--config", str(config), *words, *ports)
-    assert given == Plan("fake", repository=Path("/r"), stages=2, config=config)
+    assert given == Plan("fake", model_name="ours", repository=Path("/r"), stages=2, config=config)
     monkeypatch.setenv("SHOAL_BATCHER_NUM_STAGES", "5")
     monkeypatch.setenv("SHOAL_SHARD_WORKER_EXECUTOR", "fake")
     assert plan_of("--config", str(config)) == replace(told, stages=5, model="fake")

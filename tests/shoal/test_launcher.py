@@ -100,7 +100,7 @@ def test_without_nats_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.Mon
         finally:
             await deployment.stop()
 
-    with pytest.raises(LaunchError, match=r"no NATS at nats://\*\*\*@127.0.0.1:1"):
+    with pytest.raises(LaunchError, match=r"^no NATS server at nats://\*\*\*@127.0.0.1:1"):
         asyncio.run(go())
 
 

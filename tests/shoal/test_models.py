@@ -260,6 +260,7 @@ def test_up_finds_the_repositorys_models(
     models.add(repository, str(gguf), "tiny")
     path = str(repository.place("tiny", "1") / "tiny.Q8_0.gguf")
     assert model_flags("tiny:1", repository.folder) == ("--model", path, "--model-name", "tiny:1")
+    assert model_flags("tiny:1", repository.folder, "ours") == ("--model", path, "--model-name", "ours")
     assert model_flags("tiny", repository.folder)[3] == "tiny"
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     with pytest.raises(LaunchError, match="no such model: tiny is no file or folder"):
