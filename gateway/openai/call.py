@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from chassis.messages.gateway import GenerateCall, Turn
 from gateway.openai.errors import BadField, bad_field
+from gateway.openai.misspelt import check_spelling
 from gateway.openai.schema import ChatRequest, CompletionRequest, Message, Sampled
 from gateway.openai.structured import grammar_of
 from gateway.openai.tools import Tools, called, check_beside, tools_of
@@ -40,6 +41,7 @@ class Asked:
 
 def parse_body(body: dict[str, Any], kind: type[R]) -> R:
     """Raises Status."""
+    check_spelling(body, kind.model_fields)
     try:
         return kind.model_validate(body)
     except ValidationError as error:

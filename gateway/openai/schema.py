@@ -1,8 +1,8 @@
 """Pure. What clients of OpenAI's API send; the one source of the description at /openapi.json.
 
-OpenAI's fields, and those that vLLM's users know beside them. Unknown ones are ignored; a known one of the
-wrong type or out of range is refused by its name. What needs more than the field itself is the gateway's to
-refuse (`gateway/sampling.py`).
+OpenAI's fields, and those that vLLM's users know beside them. Unknown ones are ignored, misspelt ones refused
+(`misspelt.py`); a known one of the wrong type or out of range is refused by its name. What needs more than
+the field itself is the gateway's to refuse (`gateway/sampling.py`).
 """
 
 from typing import Annotated, Any, Literal
