@@ -198,8 +198,9 @@ class Core:
 
     @property
     def accepting(self) -> bool:
-        """Whether deliveries may be fetched now."""
-        return self.standing and not self._draining
+        """Whether deliveries may be fetched now. While a worker leaves, other pipelines take what comes."""
+        leaves = self.formation.someone_leaves and not self.placement.alone
+        return self.standing and not self._draining and not leaves
 
     @property
     def num_waiting(self) -> int:

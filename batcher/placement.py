@@ -11,6 +11,7 @@ nothing is asked or given.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from batcher.events import BlocksLocated, GiveAway, LocateBlocks, PlacementEffect, TellLoad
 from chassis.ids import BlockHash, BootId, RequestId
@@ -203,7 +204,9 @@ class Placement:
         if known.to is not None or self._own is None or moving >= MOVES_MAX:
             return []
         here = self._cost(self._own, known, known.held, self._own_more, self._own_more_s)
-        if known.counted:  # what it waits for does not include itself
+        if not self._own.accepting:  # what begins here now would be interrupted
+            here = inf
+        elif known.counted:  # what it waits for does not include itself
             here -= self._prompt_s(self._own, known, known.held)
         best, least = None, here
         for other in self._others.values():

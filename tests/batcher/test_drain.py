@@ -175,3 +175,43 @@ def test_a_worker_without_a_spare_leaves_when_what_runs_has_ended() -> None:
             bus.kill()
 
     run(main())
+
+
+@pytest.mark.parametrize("who", ["worker0", "worker1"])
+def test_a_worker_leaves_under_continuous_traffic_once_what_runs_has_ended(who: str) -> None:
+    """The other pipeline takes what comes and what waits; nothing is interrupted."""
+
+    async def main() -> None:
+        async with deployment(num_stages=1, running_len_max=4) as world:
+            config = Config(listen="mem://batcher2:0", block_size_tokens=4, num_stages=1, running_len_max=4)
+            second = world.add("batcher2", lambda ports: Batcher(config, ports))
+            second.start()
+            world.ring.delay_s = lambda a, b: 0.02
+            bus = MemoryBus(world.broker, "client")
+            asked = 0
+
+            async def come() -> None:
+                nonlocal asked
+                while True:
+                    body = build_request(request(f"r{asked}", (1, 2, asked % 50), max_tokens=25))
+                    await bus.append(subjects.request("fake", 5, RequestId(f"r{asked}")), body)
+                    asked += 1
+                    await asyncio.sleep(0.3)
+
+            async with asyncio.TaskGroup() as group:
+                coming = group.create_task(come())
+                await asyncio.sleep(10)
+                assert all(world.nodes[n].service._core.standing for n in ("batcher", "batcher2"))
+                assert await _leave(world, who) < 5.0
+                await asyncio.sleep(3)
+                coming.cancel()
+            async with asyncio.timeout(60):
+                while list(world.broker.streams[subjects.REQUESTS].messages()):  # noqa: ASYNC110 - virtual time
+                    await asyncio.sleep(0.1)
+            log = world.broker.streams[subjects.RESULTS].messages()
+            ends = [r for r in (parse_record(stored.data) for stored in log) if isinstance(r, Terminal)]
+            assert len(ends) == len(_claims(world)) == asked
+            assert {(r.reason, r.timings.interrupted_us) for r in ends} == {(Reason.LENGTH, 0)}
+            bus.kill()
+
+    run(main())
