@@ -7,11 +7,14 @@ there, which tests the tests.
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from chassis.transport.nixl_agent import Lanes, NixlAgent, rdma_devices
+from chassis.transport.registered import MemoryRange
 from shard_worker.attention.cuda import FlashInferAttention, best, lacks
 from shard_worker.attention.device import AttentionShape, DeviceColumns, allocate
 from shard_worker.attention.gathered import GatheredAttention
@@ -19,6 +22,7 @@ from shard_worker.attention.interface import LayerKv
 from shard_worker.attention.pages import decode_order
 from shard_worker.attention.reference import ReferenceAttention
 from shard_worker.device.choice import chosen
+from shard_worker.device.direct import DevicePool, flush_for, tensor_of
 from shard_worker.device.executor import DeviceExecutor
 from shard_worker.device.sampling import sample
 from shard_worker.device.stage import DeviceStage, MakeAttention
@@ -30,9 +34,10 @@ from shard_worker.sampler import columns_of
 from shard_worker.sampler import sample as sample_on_host
 from shard_worker.torch_executor import EngineConfig
 from shard_worker.uniforms import uniforms
-from tests.shard_worker import random_stage
+from tests.shard_worker import random_stage, tiny_models
 from tests.shard_worker.driver import Driver
 from tests.shard_worker.driver import Sequence as Prompt
+from tests.shard_worker.ranks_rig import Ranks
 from tests.shard_worker.smollm2_answers import ANSWERS
 from tests.shard_worker.test_device_sampling import inputs_of
 from tests.shard_worker.test_device_stage import BLOCK, NUM_BLOCKS, STEP_TOKENS, logits_of, torch_stage
@@ -155,6 +160,55 @@ def test_steps_begun_ahead_are_the_steps(device: torch.device) -> None:
             results.append(bytes(under_way.pop(0).result().activations))
     results += [bytes(step.result().activations) for step in under_way]
     assert results == alone
+
+
+def test_activations_that_stay_on_the_device_are_the_same(device: torch.device) -> None:
+    """As a link by GPUDirect carries them, whose writes can be waited for."""
+    flush_for(device)()
+    parts = random_stage.split(random_stage.model(), (1, 3))
+    slot = DevicePool(1 << 20, device)
+    assert slot.device == (None if device.type == "cpu" else device.index or 0)
+    by_host, direct = ([stage_on(device, part) for part in parts] for _ in range(2))
+    for inputs in [step_inputs([(Tokens(ids(i, 30), [4 * i + j for j in range(4)]), 20)]) for i in range(6)]:
+        carried = by_host[0].run(inputs, NO_BYTES)
+        by_host[1].run(inputs, carried)
+        left = direct[0].begin(inputs, NO_BYTES, stays=True).result().direct
+        assert left is not None and left.memory is direct[0].sends_from and left.nbytes == carried.nbytes
+        there = MemoryRange(slot, 512, left.nbytes)
+        tensor_of(there).copy_(tensor_of(left))
+        direct[1].begin(inputs, there).result()
+        at = np.arange(len(inputs.token_ids))
+        assert torch.equal(by_host[1].logits(at), direct[1].logits(at))
+
+
+def test_ranks_answer_as_one(device: torch.device, tmp_path: Path) -> None:
+    """Over NCCL, a GPU each."""
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    model = tiny_models.make_small(tmp_path, "llama", num_hidden_layers=4)
+    tiny_models.save_tokenizer(tmp_path, tiny_models.SMALL_VOCAB)
+    names = [NAME, NAME] if device.type == "cpu" else ["cuda:0", "cuda:1"]
+    leader, follower = (
+        EngineConfig(
+            str(tmp_path), engine="device", device=name, num_blocks=64, digest_cache_dir=str(tmp_path / "d")
+        )
+        for name in names
+    )
+    asked = [[5, 9, 2, 30, 71, 12, 8], [3], list(range(40, 70))]
+    wanted = [tiny_models.greedy(model, prompt, 12) for prompt in asked]
+    assert min(margin for _, margin in wanted) > tiny_models.MARGIN_MIN
+    with Ranks(leader, 2, {1: follower}) as ranks:
+        made = Driver([ranks.leader], (4,)).run([Prompt(prompt, 12) for prompt in asked])
+    assert made == [ids for ids, _ in wanted]
+
+
+@on_cuda
+@pytest.mark.skipif(not rdma_devices(), reason="no RDMA device")
+def test_a_card_takes_the_devices_memory(device: torch.device) -> None:
+    agent = NixlAgent("shoal-gpu-test", Lanes.RDMA)
+    agent.register([DevicePool(1 << 20, device)])
+    assert agent.metadata()
+    agent.close()
 
 
 @on_cuda
