@@ -56,20 +56,25 @@ def test_activations_go_from_stage_to_stage_without_a_copy(runner: asyncio.Runne
     model = tiny_models.make_small(folder, "llama", hidden_size=512, max_position_embeddings=1024)
     tiny_models.save_tokenizer(folder, tiny_models.SMALL_VOCAB)
     prompts: list[list[int]] = [draw.integers(0, 80, n).tolist() for n in (3, 20, 400, 7)]
-    wanted = [tiny_models.greedy(model, prompt, 60) for prompt in prompts]
+    lens = (200, 60, 60, 60)
+    wanted = [tiny_models.greedy(model, *asked) for asked in zip(prompts, lens, strict=True)]
     assert min(margin for _, margin in wanted) > tiny_models.MARGIN_MIN
 
     async def life(shoal: Running) -> None:
         async with shoal.client() as client:
-            answers = [Answer(call(prompt, 60, temperature=0.0)) for prompt in prompts]
+            asked = zip(prompts, lens, strict=True)
+            answers = [Answer(call(prompt, length, temperature=0.0)) for prompt, length in asked]
             async with asyncio.TaskGroup() as group:
                 for answer in answers:
                     group.create_task(ask(client, answer))
                 await until(lambda: len(answers[0].ids) > 5, "a few tokens")
                 await shoal.kill("worker-1")
             assert [answer.ids for answer in answers] == [ids for ids, _ in wanted]
-        stands = [line for line in shoal.log("worker-0").splitlines() if '"event":"stage stands"' in line]
-        assert len(stands) > 1 and all('"gpudirect":true' in line for line in stands)
+        await until(lambda: len(stands(shoal)) > 1, "it stands again")
+        assert all('"gpudirect":true' in line for line in stands(shoal))
+
+    def stands(shoal: Running) -> list[str]:
+        return [line for line in shoal.log("worker-0").splitlines() if '"event":"stage stands"' in line]
 
     direct = Plan(
         model=str(folder),
