@@ -30,7 +30,10 @@ async def main(url: str, model: str) -> None:
                 raise
     answers = await stream.subscribe(f"shoal.ans.-.{queue}.*", stream="ANSWERS", ordered_consumer=True)
     for _ in PROMPTS:
-        message = await answers.next_msg(timeout=60)
+        try:
+            message = await answers.next_msg(timeout=60)
+        except TimeoutError:  # the jobs are kept, and so will their answers be
+            sys.exit(f"no answer for a minute: is {model} served?")
         answer = json.loads(message.data)
         if answer["error"] is not None or answer["response"]["status_code"] != 200:
             print(answer["custom_id"], "failed:", answer["error"] or answer["response"]["body"]["error"])
@@ -41,4 +44,6 @@ async def main(url: str, model: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: jobs.py URL [MODEL]; `shoal up` prints the URL of its bus")
     asyncio.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "fake"))

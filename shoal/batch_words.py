@@ -97,6 +97,8 @@ def _endpoint(file: Path) -> str:
     """Of its first request; whether the others are alike is the gateway's to say. Raises InvalidArgument."""
     with file.open("rb") as source:
         first = next((line for line in source if line.strip()), b"")
+    if not first:
+        raise InvalidArgument("INVALID_ARGUMENT", f"{file}: has no line; each is a request")
     try:
         return str(json.loads(first)["url"])
     except (ValueError, KeyError, TypeError):

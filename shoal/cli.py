@@ -50,13 +50,18 @@ DEMO_PROMPT = "Why is the sky blue? Answer in two sentences."
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}; see `shoal {arguments.command} --help`")
     arguments.words = list(sys.argv[1:] if argv is None else argv)
     try:
         code: int = arguments.do(arguments)
         return code
     except (ShoalError, LaunchError, ModelError, BusError, ConfigError, DoorError) as error:
         _say(f"shoal: {error}")
+        if isinstance(error, ShoalError) and error.code in ("UNAUTHENTICATED", "HTTP 401"):
+            _say("shoal: the key is taken from SHOAL_API_KEY; `shoal keys add` makes one")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -70,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("shoal", description="Serves large language models as a pipeline.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     _add_running(commands)
 

@@ -53,6 +53,8 @@ def run(arguments: argparse.Namespace) -> tuple[str, str]:
     """What to print, and what to say beside it. Raises ConfigError, OSError."""
     path: Path = arguments.file
     if arguments.word == "list":
+        if not path.exists():
+            raise ConfigError(f"{path}: there is none; --file names another, `shoal keys add` begins one")
         return render_list(read_keys(path)), ""
     with _alone(path):
         keys = read_keys(path) if path.exists() else {}

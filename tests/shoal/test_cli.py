@@ -85,6 +85,31 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captur
         assert capsys.readouterr().err == f"shoal: {file}: {why}\n"
 
 
+def test_a_file_without_requests_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "empty.jsonl"
+    file.write_text("\n")
+    assert cli.main(["batch", "submit", str(file), "--url", "http://127.0.0.1:1"]) == 1
+    assert f"{file}: has no line" in capsys.readouterr().err
+
+
+def test_a_wrong_flag_is_told_where_the_right_ones_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["up", "--modle", "x"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --modle x; see `shoal up --help`" in capsys.readouterr().err
+
+
+def test_who_has_no_key_is_told_where_it_is_taken_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(arguments: argparse.Namespace) -> None:
+        raise ShoalError("UNAUTHENTICATED", "no API key")
+
+    monkeypatch.setattr(cli, "client_of", refuse)
+    assert cli.main(["models", "--address", "x:1"]) == 1
+    assert "SHOAL_API_KEY" in capsys.readouterr().err
+
+
 def plan_of(*words: str) -> Plan:
     return up_words.plan_of(cli._parser().parse_args(["up", *words]))
 
