@@ -124,7 +124,14 @@ def _answer_to(error: Exception, path: str) -> Response:
             status = http_status(error)
             return JSONResponse(_told(path, status, error.message), status, retry_headers(error))
         case HTTPException():
-            message = f"there is nothing at {path[:200]}" if error.status_code == 404 else error.detail
+            match error.status_code:
+                case 404:
+                    message = f"there is nothing at {path[:200]}"
+                case 405:
+                    takes = (error.headers or {}).get("Allow", "")
+                    message = f"{error.detail}: {path[:200]} takes {', '.join(sorted(takes.split(', ')))}"
+                case _:
+                    message = error.detail
             told = _told(path, error.status_code, message)
             return JSONResponse(told, error.status_code, error.headers)
         case _:

@@ -85,7 +85,10 @@ def test_refusals_have_the_protocols_shape() -> None:
         assert body["model_stats"][0]["inference_count"] == 12
         StatisticsReply.model_validate(body)
         assert await ask("GET", "/v2/models/a\nb") == (404, {"error": "there is nothing at /v2/models/a\nb"})
-        assert await ask("PATCH", "/v2") == (405, {"error": "Method Not Allowed"})
+        assert await ask("PATCH", "/v2") == (
+            405,
+            {"error": "Method Not Allowed: /v2 takes GET, HEAD"},
+        )
         status, body = await ask("GET", "/v2/models/nonsense/ready")
         assert status == 404 and "nonsense" in body["error"]
 
