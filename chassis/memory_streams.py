@@ -93,23 +93,30 @@ class MemoryStream:
     def _make_room(self, subject: str, size: int) -> None:
         layout = self.layout
         held = self._subjects.get(subject)
+        replaced: Stored | None = None
         if held and 0 < layout.msgs_per_subject_max <= len(held):
             if layout.discard_new_per_subject:
                 raise SubjectTaken(subject)
-            self.remove(held[0])
+            replaced = self._messages[held[0]]
         if layout.bytes_max and size > layout.bytes_max:
             raise StreamFull(f"{layout.name}: {size} bytes")
+        if layout.discard is Discard.NEW and self._is_full(size, replaced):
+            raise StreamFull(layout.name)
+        if replaced is not None:  # only now: a refused one leaves what there was
+            self.remove(replaced.seq)
         while self._is_full(size):
-            if layout.discard is Discard.NEW:
-                raise StreamFull(layout.name)
             oldest = next((m.seq for m in self._messages.values() if not self.pinned(m.subject)), None)
             if oldest is None:
                 raise StreamFull(f"{layout.name}: it may forget nothing of what it holds")
             self.remove(oldest)
 
-    def _is_full(self, size: int) -> bool:
-        by_count = 0 < self.layout.msgs_max <= len(self._messages)
-        return by_count or 0 < self.layout.bytes_max < self._bytes + size
+    def _is_full(self, size: int, replaced: Stored | None = None) -> bool:
+        """For one more of `size` bytes, without the one that it would replace."""
+        msgs, held_bytes = len(self._messages), self._bytes
+        if replaced is not None:
+            msgs, held_bytes = msgs - 1, held_bytes - len(replaced.data)
+        by_count = 0 < self.layout.msgs_max <= msgs
+        return by_count or 0 < self.layout.bytes_max < held_bytes + size
 
     @property
     def num_bytes(self) -> int:

@@ -45,6 +45,7 @@ SMALL = StreamLayout(
     age_max_s=0,
     loss_window="none",
 )
+LAST = replace(SMALL, name="LAST", subjects=("last.>",), msgs_max=0, bytes_max=2000, msgs_per_subject_max=1)
 SHORT_REGISTRY = tuple(
     replace(s, age_max_s=1.0, duplicate_window_s=1.0) if s.name == REGISTRY else s for s in LAYOUT
 )
@@ -340,6 +341,23 @@ async def full(world: World) -> None:
 
 
 test_full = contract(full)
+
+
+async def full_keeps_the_last(world: World) -> None:
+    """What is refused for its size takes nothing away from its subject."""
+    a = await world.bus()
+    kept = [await a.append(subject, bytes(600)) for subject in ("last.a", "last.b")]
+    for size in (1800, 3000):  # above the room that is left, and above all there is
+        with pytest.raises(StreamFull):
+            await a.append("last.a", bytes(size), expected_seq=kept[0].seq)
+        last = await a.last("LAST", "last.a")
+        assert last is not None and (last.seq, len(last.data)) == (kept[0].seq, 600)
+    newer = await a.append("last.a", bytes(601), expected_seq=kept[0].seq)
+    last = await a.last("LAST", "last.a")
+    assert last is not None and (last.seq, len(last.data)) == (newer.seq, 601)
+
+
+test_full_keeps_the_last = contract(full_keeps_the_last, (*LAYOUT, LAST))
 
 
 async def duplicates(world: World) -> None:
