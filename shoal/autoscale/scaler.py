@@ -1,7 +1,7 @@
 """The autoscaler's shell: listens to batchers, looks at the stream, asks the policy, has pipelines made.
 
 It looks every `PERIOD_S`. While the bus is away nothing is decided: what is not known is no reason to change
-anything.
+anything. Once it is back, batchers are listened to first, as at the start.
 """
 
 import asyncio
@@ -111,12 +111,18 @@ class Scaler:
         pipelines = self._make(self.demand.ready)
         policy = Policy(self._rules, pipelines.count)
         self._count = pipelines.count
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
         while True:
             try:
                 queued = await self._queued()
+                if loop.time() > looked_at + HEARD_TTL_S:  # no batcher was heard: what runs would seem to wait
+                    await asyncio.sleep(HEARD_TTL_S)
+                    queued = await self._queued()
             except BusError as error:
                 log.debug("the stream's consumers say nothing", error=str(error))
             else:
+                looked_at = loop.time()
                 self._turn(policy, pipelines, queued)
             await asyncio.sleep(PERIOD_S)
 

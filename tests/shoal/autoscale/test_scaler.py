@@ -24,6 +24,7 @@ class Made:
         self.boots = [f"p{i}" for i in range(count)]
         self.load = IDLE
         self.settled = True
+        self.silent = False
         self.most = count
         self._made = count
 
@@ -42,7 +43,7 @@ class Made:
 
     async def tell(self) -> None:
         while True:
-            for boot in self.boots:
+            for boot in () if self.silent else self.boots:
                 self.bus.publish(subjects.loads("m"), build_load(replace(self.load, boot=BootId(boot))))
             await asyncio.sleep(0.5)
 
@@ -142,6 +143,33 @@ def test_without_a_bus_nothing_changes() -> None:
         assert rig.made.count == 1
 
     scene(Rules(pipelines_min=1, pipelines_max=4, down_after_s=20.0), 3, play)
+
+
+def test_after_a_short_absence_of_the_bus_what_runs_does_not_seem_to_wait() -> None:
+    """Batchers are heard a little later than the stream."""
+
+    async def play(rig: Rig) -> None:
+        for i in range(64):
+            await rig.ask(f"r{i}")
+        consumer = subjects.consumer_name("m", 5)
+        held = await rig.made.bus.fetch(subjects.REQUESTS, consumer, 100, 0.1)
+        assert len(held) == 64  # they run
+        rig.made.load = replace(IDLE, running=32, waiting=1, pending_tokens=400)
+        for second in range(20):
+            rig.made.load = replace(rig.made.load, work_s=0.5 * second, work_tokens=500 * second)
+            await asyncio.sleep(1)
+        rig.made.load = replace(rig.made.load, waiting=0, pending_tokens=0)
+        assert rig.made.most == 2
+        rig.made.silent = True
+        rig.broker.stop()
+        await asyncio.sleep(3)
+        rig.broker.start()
+        await asyncio.sleep(2)
+        rig.made.silent = False
+        await asyncio.sleep(10)
+        assert rig.made.most == 2, rig.said
+
+    scene(Rules(pipelines_min=1, pipelines_max=8, down_after_s=20.0), 2, play)
 
 
 def test_somebody_elses_change_is_where_it_goes_on_from() -> None:
