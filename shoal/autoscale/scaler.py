@@ -116,7 +116,7 @@ class Scaler:
         while True:
             try:
                 queued = await self._queued()
-                if loop.time() > looked_at + HEARD_TTL_S:  # no batcher was heard: what runs would seem to wait
+                if loop.time() > looked_at + HEARD_TTL_S:  # what runs would seem to wait
                     await asyncio.sleep(HEARD_TTL_S)
                     queued = await self._queued()
             except BusError as error:

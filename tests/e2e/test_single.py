@@ -121,11 +121,11 @@ def test_the_crash_of_one_is_the_crash_of_all(
 
 def test_memory_stays_what_it_is(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once its streams are full, six hundred requests leave nothing behind. Streams are short here, so that
-    they are full soon; 500 bytes kept of each request would be seen; spans and what else happens to be
-    there make up to 200 KB of difference."""
+    they are full soon, and so are the rings of spans: how much of one is sent and gone when it is looked at
+    is chance. 500 bytes kept of each request would be seen."""
     small = tuple(replace(one, msgs_max=min(one.msgs_max, 64)) for one in EDGE_LAYOUT)
     monkeypatch.setattr(single, "EDGE_LAYOUT", small)
-    monkeypatch.setitem(single.DEFAULTS, "chassis", {"trace_ring_len_max": 256})
+    monkeypatch.setitem(single.DEFAULTS, "chassis", {"trace_ring_len_max": 32})
 
     async def case() -> None:
         blocks = ("--num-blocks", "256")
@@ -139,7 +139,7 @@ def test_memory_stays_what_it_is(runner: asyncio.Runner, monkeypatch: pytest.Mon
             finally:
                 tracemalloc.stop()
             shoal.broker.check()
-            assert after - before < 300_000, f"{after - before} bytes more after 600 requests"
+            assert after - before < 200_000, f"{after - before} bytes more after 600 requests"
 
     here(case, runner)
 
