@@ -136,3 +136,18 @@ def test_the_servers_configuration_is_one(tmp_path: Path) -> None:
     assert start.split()[1:] == ["-c", "/etc/shoal/nats.conf"]
     (folder,) = unit(UNITS / "shoal-nats.service")["Service"]["StateDirectory"]
     assert f'store_dir: "/var/lib/{folder}"' in (UNITS / "nats.conf").read_text()
+
+
+def test_what_the_page_enables_starts_with_the_machine() -> None:
+    page = (DEPLOY / "SYSTEMD.md").read_text()
+    (words,) = re.findall(r"^systemctl enable --now (.+)$", page, re.MULTILINE)
+    wanted_by = {}
+    for name in words.split():
+        base = re.sub(r"@.*", "@", name)
+        path = UNITS / (base if base.endswith(".target") else f"{base}.service")
+        wanted_by[name] = unit(path)["Install"]["WantedBy"][0]
+    for name in wanted_by:
+        at = name
+        while at in wanted_by:
+            at = wanted_by[at]
+        assert at == "multi-user.target", f"{name} waits for {at}, which nothing starts"
