@@ -48,7 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             **OPEN,
             "nats": {"enabled": False},
             "bus": {
-                "url": "nats://a.bus:4222,nats://b.bus:4222",
+                "url": "nats://a.bus,nats://b.bus:14222",
                 "monitor": "a.bus:8222",
                 "streamReplicas": 3,
             },

@@ -102,6 +102,12 @@ def test_the_autoscaler_hears_the_bus_and_is_read() -> None:
         assert reached == []
 
 
+def test_a_bus_elsewhere_is_reached_at_its_own_ports() -> None:
+    """One that names none has NATS's own."""
+    (rule,) = [rule for rule in policies("theirs")["gateway"]["egress"] if "ipBlock" in str(rule.get("to"))]
+    assert [port["port"] for port in rule["ports"]] == [4222, 14222]
+
+
 def test_peers_that_are_named() -> None:
     rules = policies("theirs")
     assert set(rules) == set(SERVICES), "nothing guards a bus that is not ours"
