@@ -100,6 +100,7 @@ def servers_of(workers: Sequence[WorkerEntry]) -> dict[str, Server]:
             head=w.head_cost_layers * (w.layer_us or middle),
             room=w.layers_max or ROOM_MAX,
             head_room=w.head_layers,
+            ends_room=w.ends_layers,
         )
         for w in workers
     }

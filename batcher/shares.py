@@ -1,7 +1,8 @@
 """Pure. Who should serve how many layers, so that the slowest stage is as quick as can be.
 
 A stage takes as long as its layers take its worker, the last one the head beside them; no worker gets more
-layers than it has memory for (first and last stage also keep embedding or head there). Found by looking for
+layers than it has memory for (first and last stage also keep embedding or head there; a matrix that is both
+lies once in a stage that is both). Found by looking for
 the least time within which enough layers fit: the stages between first and last are those that fit most, and
 for first and last it is enough to try as many of the best as there are stages.
 """
@@ -22,6 +23,7 @@ class Server:
     head: float = 0.0
     room: int = ROOM_MAX
     head_room: float = 0.0  # of that, what embedding or head takes
+    ends_room: float = 0.0  # what both take in one stage; 0: twice as much
 
     def time(self, num_layers: int, last: bool) -> float:
         return num_layers * self.layer + (self.head if last else 0.0)
@@ -30,7 +32,10 @@ class Server:
         return num_layers <= self.rooms(first, last)
 
     def rooms(self, first: bool, last: bool) -> int:
-        return max(0, int(self.room - (first + last) * self.head_room + EPSILON))
+        taken = (first + last) * self.head_room
+        if first and last and self.ends_room:
+            taken = self.ends_room
+        return max(0, int(self.room - taken + EPSILON))
 
     def fits(self, time: float, first: bool, last: bool) -> int:
         """Layers that it can serve within `time`."""

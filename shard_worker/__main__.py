@@ -53,7 +53,7 @@ def build_executor(config: Config) -> Executor:
     engine = engine_config(config)
     executor = (DeviceExecutor if on_device else TorchExecutor)(engine)
     room = room_of(executor, engine, config.weights_mb)
-    executor.take_room(room.layers_max, room.head_layers)
+    executor.take_room(room.layers_max, room.head_layers, room.ends_layers)
     if executor.device.type == "cpu":
         measure(config, executor, (), time.process_time, config.threads)  # it is all threads' time
     else:  # which works while the processor does nothing
@@ -176,7 +176,7 @@ def gpu_of(device: str) -> int | None:
 
 def take_room(config: Config, executor: "RankExecutor") -> None:
     room = executor.room(config.weights_mb)
-    executor.take_room(room.layers_max, room.head_layers)
+    executor.take_room(room.layers_max, room.head_layers, room.ends_layers)
 
 
 def build_follower(config: Config) -> Observed:

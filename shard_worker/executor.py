@@ -42,6 +42,7 @@ class ModelFacts:
     layer_us: float = 0.0  # what a layer takes here in a decode step, measured; 0: not known
     layers_max: int = 0  # so many there is memory for; 0: as many as there are
     head_layers: float = 0.0  # what embedding or head takes of that, in layers
+    ends_layers: float = 0.0  # what both take of it in one stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class Registration:
             layer_us=facts.layer_us,
             layers_max=facts.layers_max,
             head_layers=facts.head_layers,
+            ends_layers=facts.ends_layers,
         )
         revision = await self._bus.put_entry(subjects.worker_key(entry.boot), build_worker(entry))
         if revision <= self._revision:  # revisions only grow: this is another store, without the card

@@ -14,21 +14,31 @@ DEVICE_SHARE = 0.8  # of a device's memory, for weights: the rest is for KV bloc
 
 @dataclass(frozen=True, slots=True)
 class Room:
+    """`head_layers`, `ends_layers`: what embedding or head takes (whichever is more), and what both take in
+    one stage, where a matrix that is both lies once; in layers."""
+
     layers_max: int  # 0: as many as there are
-    head_layers: float  # what embedding or head takes, in layers
+    head_layers: float = 0.0
+    ends_layers: float = 0.0
 
 
 def room_of(executor: TorchExecutor, config: EngineConfig, weights_mb: int) -> Room:
     """`weights_mb`: what weights may take; 0: on a device a share of what it has, else no bound."""
     bound = bound_of(executor.device, weights_mb)
     if not bound:
-        return Room(0, 0.0)
+        return Room(0)
     num_layers = executor.facts.num_layers
-    whole = weight_bytes(executor, config, 0, num_layers)
+
+    def size(first: int, end: int) -> int:
+        return weight_bytes(executor, config, first, end)
+
     inner = range(1, num_layers - 1) if num_layers > 2 else range(num_layers)
-    layer = weight_bytes(executor, config, inner.start, inner.stop) / len(inner)
-    ends = max(0.0, whole - num_layers * layer)
-    return Room(max(1, int(bound / layer)), ends / 2 / layer)
+    layer = size(inner.start, inner.stop) / len(inner)
+    ends = size(0, num_layers) - num_layers * layer
+    of_one = ends
+    if num_layers > 2:
+        of_one = max(size(0, 1), size(num_layers - 1, num_layers)) - layer
+    return Room(max(1, int(bound / layer)), max(0.0, of_one) / layer, max(0.0, ends) / layer)
 
 
 def bound_of(device: torch.device, weights_mb: int) -> int:

@@ -385,6 +385,8 @@ class TorchExecutor:
         """What final norm, head and sampling cost here, as measured, in layers; and what a layer takes."""
         self._facts = replace(self._facts, head_cost_layers=head_cost_layers, layer_us=layer_us)
 
-    def take_room(self, layers_max: int, head_layers: float) -> None:
-        """How many layers there is memory for, and what embedding or head takes of that."""
-        self._facts = replace(self._facts, layers_max=layers_max, head_layers=head_layers)
+    def take_room(self, layers_max: int, head_layers: float, ends_layers: float) -> None:
+        """How many layers there is memory for, and what embedding or head, and both, take of that."""
+        self._facts = replace(
+            self._facts, layers_max=layers_max, head_layers=head_layers, ends_layers=ends_layers
+        )

@@ -32,6 +32,7 @@ class WorkerEntry:
     layer_us: float = 0.0  # what a layer takes it in a decode step, measured; 0: not known
     layers_max: int = 0  # so many it has memory for; 0: as many as there are
     head_layers: float = 0.0  # the head's weights in layers, of what it has memory for
+    ends_layers: float = 0.0  # those of embedding and head in one stage; 0: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def build_worker(entry: WorkerEntry) -> bytes:
         layer_us=entry.layer_us,
         layers_max=entry.layers_max,
         head_layers=entry.head_layers,
+        ends_layers=entry.ends_layers,
     ).SerializeToString()
 
 
@@ -119,6 +121,7 @@ def parse_worker(data: bytes) -> WorkerEntry:
         layer_us=_amount("layer us", m.layer_us, LAYER_US_MAX, LAYER_US_MIN),
         layers_max=m.layers_max,
         head_layers=_amount("head layers", m.head_layers, LAYERS_MAX),
+        ends_layers=_amount("ends layers", m.ends_layers, 2 * LAYERS_MAX),
     )
 
 

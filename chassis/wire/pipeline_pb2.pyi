@@ -204,7 +204,7 @@ class FormReply(_message.Message):
     def __init__(self, formed: _Optional[bool] = ..., refusal: _Optional[str] = ..., last_epoch: _Optional[int] = ..., kv_stamp: _Optional[str] = ..., num_blocks: _Optional[int] = ..., error: _Optional[str] = ..., prior_epoch: _Optional[int] = ..., prior_attachment: _Optional[int] = ...) -> None: ...
 
 class WorkerEntry(_message.Message):
-    __slots__ = ("boot", "model", "model_digest", "rpc_address", "transport_address", "last_epoch", "free", "preferred_stage", "num_layers", "head_cost_layers", "loaded_first", "loaded_end", "wish_first", "wish_end", "more_addresses", "layer_us", "layers_max", "head_layers")
+    __slots__ = ("boot", "model", "model_digest", "rpc_address", "transport_address", "last_epoch", "free", "preferred_stage", "num_layers", "head_cost_layers", "loaded_first", "loaded_end", "wish_first", "wish_end", "more_addresses", "layer_us", "layers_max", "head_layers", "ends_layers")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +223,7 @@ class WorkerEntry(_message.Message):
     LAYER_US_FIELD_NUMBER: _ClassVar[int]
     LAYERS_MAX_FIELD_NUMBER: _ClassVar[int]
     HEAD_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_LAYERS_FIELD_NUMBER: _ClassVar[int]
     boot: str
     model: str
     model_digest: str
@@ -241,7 +242,8 @@ class WorkerEntry(_message.Message):
     layer_us: float
     layers_max: int
     head_layers: float
-    def __init__(self, boot: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., rpc_address: _Optional[str] = ..., transport_address: _Optional[str] = ..., last_epoch: _Optional[int] = ..., free: _Optional[bool] = ..., preferred_stage: _Optional[int] = ..., num_layers: _Optional[int] = ..., head_cost_layers: _Optional[float] = ..., loaded_first: _Optional[int] = ..., loaded_end: _Optional[int] = ..., wish_first: _Optional[int] = ..., wish_end: _Optional[int] = ..., more_addresses: _Optional[_Iterable[str]] = ..., layer_us: _Optional[float] = ..., layers_max: _Optional[int] = ..., head_layers: _Optional[float] = ...) -> None: ...
+    ends_layers: float
+    def __init__(self, boot: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., rpc_address: _Optional[str] = ..., transport_address: _Optional[str] = ..., last_epoch: _Optional[int] = ..., free: _Optional[bool] = ..., preferred_stage: _Optional[int] = ..., num_layers: _Optional[int] = ..., head_cost_layers: _Optional[float] = ..., loaded_first: _Optional[int] = ..., loaded_end: _Optional[int] = ..., wish_first: _Optional[int] = ..., wish_end: _Optional[int] = ..., more_addresses: _Optional[_Iterable[str]] = ..., layer_us: _Optional[float] = ..., layers_max: _Optional[int] = ..., head_layers: _Optional[float] = ..., ends_layers: _Optional[float] = ...) -> None: ...
 
 class BatcherEntry(_message.Message):
     __slots__ = ("boot", "model", "epoch", "standing", "pool_generation", "running", "waiting")

@@ -132,7 +132,9 @@ class LeaderExecutor(RankExecutor):
 
     def ready(self) -> None:
         """When all ranks are here. There is room for as many layers as at the rank with the least."""
-        self.take_room(self._followers.least_room(self.facts.layers_max), self.facts.head_layers)
+        facts = self.facts
+        least = self._followers.least_room(facts.layers_max)
+        self.take_room(least, facts.head_layers, facts.ends_layers)
         self.meet(self._followers.collective, self._agree_with_all)
 
     def _agree_with_all(self, own: int) -> int:

@@ -13,11 +13,10 @@ from shard_worker.room import Room
 def room_of_share(weights: StageWeights, share: Share, dtype: str, quantize: str, bound: int) -> Room:
     """`weights`: all layers and the head; `bound`: bytes that this rank's may take, 0: there is none."""
     if not bound:
-        return Room(0, 0.0)
+        return Room(0)
     layers, head = share_bytes(weights, share, dtype, quantize)
     layer = layers / len(weights.layers)
-    # First and last stage are taken to hold as much: half each, so that a stage that is both has room for it.
-    return Room(max(1, int(bound / layer)), head / 2 / layer)
+    return Room(max(1, int(bound / layer)), head / layer, head / layer)
 
 
 def share_bytes(weights: StageWeights, share: Share, dtype: str, quantize: str) -> tuple[int, int]:

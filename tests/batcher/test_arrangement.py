@@ -54,6 +54,9 @@ def test_memory_bounds_a_stage_and_the_ends_need_more() -> None:
     assert arranged([worker("a", layers_max=10), worker("b")]) == [("a", 10), ("b", 20)]
     assert arranged([worker("a", layers_max=10, head_layers=3.0), worker("b")]) == [("a", 7), ("b", 23)]
     assert arranged([worker("a", layers_max=10), worker("b", layers_max=10)]) is None
+    alone = worker("a", layers_max=34, head_layers=3.0)
+    assert arranged([alone], 1) is None
+    assert arranged([dataclasses.replace(alone, ends_layers=4.0)], 1) == [("a", 30)]
     assert arranged([worker("a", layers_max=10) for _ in range(1)], 1) is None
 
 

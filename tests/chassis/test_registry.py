@@ -67,6 +67,8 @@ def test_what_is_none_is_refused(parse: Callable[[bytes], Any]) -> None:
         {"head_cost_layers": float("inf")},
         {"head_cost_layers": 1.7e308},
         {"head_layers": 1.7e308},
+        {"ends_layers": 2.1e6},
+        {"ends_layers": -1.0},
         {"layer_us": 1e-310},  # time divided by it is none
         {"layer_us": 1.7e308},
         {"layer_us": -1.0},

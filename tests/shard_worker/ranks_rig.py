@@ -47,7 +47,7 @@ class Ranks:
             rank: RankExecutor((configs or {}).get(rank, config), rank, ranks) for rank in range(1, ranks)
         }
         for executor, room in zip((self.leader, *executors.values()), rooms, strict=False):
-            executor.take_room(room, 0.5)
+            executor.take_room(room, 0.5, 0.75)
         self.followers.admit(self.leader.facts.digest, self.leader.settings, self.leader.device)
         before(self.address)
         self.others = {

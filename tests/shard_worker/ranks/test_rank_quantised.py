@@ -161,9 +161,9 @@ def test_room_is_reckoned_as_it_is_taken(cut: tuple[Cut, Path], dtype: str) -> N
             assert layers + head == kept_bytes(own, dtype, quantize)
             assert layers == kept_bytes(replace(own, head=None), dtype, quantize)
             assert room_of_share(whole, share, dtype, quantize, 3 << 20) == Room(
-                int((3 << 20) * LAYERS / layers), head / 2 * LAYERS / layers
+                int((3 << 20) * LAYERS / layers), head * LAYERS / layers, head * LAYERS / layers
             )
-            assert room_of_share(whole, share, dtype, quantize, 0) == Room(0, 0.0)
+            assert room_of_share(whole, share, dtype, quantize, 0) == Room(0)
 
 
 @pytest.mark.parametrize("engine", ["native", "torch", "device"])

@@ -84,7 +84,8 @@ def test_the_pool_is_that_of_the_rank_with_the_least_room(folder: Path) -> None:
 def test_there_is_room_for_as_many_layers_as_at_the_rank_with_the_least(folder: Path) -> None:
     for rooms, least in (((0, 0, 0), 0), ((4, 0, 3), 3), ((0, 2, 9), 2), ((1, 0, 0), 1)):
         with Ranks(config(folder), 3, rooms=rooms) as made:
-            assert (made.leader.facts.layers_max, made.leader.facts.head_layers) == (least, 0.5)
+            facts = made.leader.facts
+            assert (facts.layers_max, facts.head_layers, facts.ends_layers) == (least, 0.5, 0.75)
 
 
 def test_what_a_layer_takes_is_measured_with_the_slowest_rank(
