@@ -199,8 +199,8 @@ class Core:
     @property
     def accepting(self) -> bool:
         """Whether deliveries may be fetched now. While a worker leaves, other pipelines take what comes."""
-        leaves = self.formation.someone_leaves and not self.placement.alone
-        return self.standing and not self._draining and not leaves
+        takes = self.placement.alone or not self.formation.someone_leaves
+        return takes and self.standing and not self._draining
 
     @property
     def num_waiting(self) -> int:

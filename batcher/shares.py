@@ -2,9 +2,9 @@
 
 A stage takes as long as its layers take its worker, the last one the head beside them; no worker gets more
 layers than it has memory for (first and last stage also keep embedding or head there; a matrix that is both
-lies once in a stage that is both). Found by looking for
-the least time within which enough layers fit: the stages between first and last are those that fit most, and
-for first and last it is enough to try as many of the best as there are stages.
+lies once in a stage that is both). Found by looking for the least time within which enough layers fit: the
+stages between first and last are those that fit most, and for first and last it is enough to try as many of
+the best as there are stages.
 """
 
 from collections.abc import Iterator, Sequence

@@ -125,7 +125,7 @@ class Cancels:
                 errand.call = self._new_call()
                 return [ReadMessage(e.request_id, errand.call)], None
             case Cancel() as cancel:
-                return self.forget(e.request_id), None if cancel.boot else cancel
+                return self.forget(e.request_id), cancel if cancel.follows_none else None
             case Claim() as claim:
                 told: list[Effect] = []
                 if claim.boot != errand.owner and errand.model:

@@ -133,7 +133,7 @@ class Joining:
             attempt, boot = (record.attempt, record.boot or None) if record else (Attempt(0), None)
             self._serving.open(stream, attempt, boot)
             still = self._table.streams.get(stream.id) is stream
-            if isinstance(record, Cancel) and not record.boot and still:
+            if isinstance(record, Cancel) and record.follows_none and still:
                 self._serving.never_began(stream, record.reason)
 
     def _may_join(self, stream: Stream, e: MessageRead) -> bool:

@@ -112,6 +112,11 @@ class Cancel:
     boot: BootId
     reason: str = ""
 
+    @property
+    def follows_none(self) -> bool:
+        """Then nobody ever begins the request."""
+        return not self.boot
+
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
