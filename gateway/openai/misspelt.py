@@ -19,7 +19,8 @@ def check_spelling(body: Mapping[str, Any], known: Collection[str]) -> None:
     """A field that stands in the body itself is not what another one means. Raises BadField."""
     unknown = [name for name in body if name not in known and NAME_LEN_MIN <= len(name) <= NAME_LEN_MAX]
     for name in unknown[:LOOKED_AT_MAX]:
-        likeness, meant = max((_likeness(name, field), field) for field in known if field not in body)
+        likely = [(_likeness(name, field), field) for field in known if field not in body]
+        likeness, meant = max(likely, default=(0.0, ""))
         if likeness >= LIKENESS_MIN:
             raise BadField(name, f"unknown; did you mean {meant}?")
 

@@ -4,6 +4,7 @@ import pytest
 
 from chassis.errors import Status
 from gateway.openai.call import parse_body
+from gateway.openai.misspelt import check_spelling
 from gateway.openai.schema import ChatRequest, CompletionRequest
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -62,3 +63,7 @@ def test_many_and_long_names_are_not_looked_at() -> None:
     many = {f"unknown{number}": 1 for number in range(1000)}
     assert parse_body({**CHAT, **many, "max_token": 1, "max_tokens" + "s" * 100: 1}, ChatRequest)
     assert parse_body({**CHAT, "n_": 1, "": 1}, ChatRequest)
+
+
+def test_a_body_with_every_field_there_is_has_none_to_be_meant() -> None:
+    check_spelling({"prompt": "x", "model": "m", "unknown": 1}, ("prompt", "model"))
